@@ -1,0 +1,34 @@
+//! Every limit has a name, a unit and a reason. Errors quote them from here.
+
+/// Seconds a v2 create lives when the client names no timeout (E2B's default).
+pub const DEFAULT_TIMEOUT_S: u64 = 300;
+/// The same for the v1 route (E2B's default).
+pub const DEFAULT_TIMEOUT_V1_S: u64 = 15;
+/// Longest timeout accepted, in seconds: 365 days. Agents live for days; a year is a typing error.
+pub const MAX_TIMEOUT_S: u64 = 365 * 24 * 3600;
+/// Largest JSON body of the control API, in bytes.
+pub const MAX_JSON_BODY: usize = 1024 * 1024;
+/// Metadata and environment: entries of one create.
+pub const MAX_MAP_ENTRIES: usize = 256;
+/// Metadata and environment: bytes of one key.
+pub const MAX_MAP_KEY: usize = 256;
+/// Metadata and environment: bytes of one value.
+pub const MAX_MAP_VALUE: usize = 32 * 1024;
+/// Metadata and environment: bytes of all keys and values of one create.
+pub const MAX_MAP_TOTAL: usize = 256 * 1024;
+
+/// vCPUs of a sandbox whose template names none (E2B's default).
+pub const DEFAULT_VCPU: u32 = 2;
+/// Memory of a sandbox whose template names none, in MiB.
+pub const DEFAULT_MEMORY_MIB: u64 = 1024;
+/// Writable disk of a sandbox whose template names none, in MiB: 20 GB as E2B promises.
+pub const DEFAULT_DISK_MIB: u64 = 20 * 1024;
+/// Processes and threads inside one sandbox, held by the sandbox's own kernel.
+pub const DEFAULT_GUEST_PIDS: u32 = 4096;
+
+/// Port of the agent's public protocol (E2B's envd).
+pub const AGENT_PORT: u16 = 49983;
+/// Port of the agent's control channel. Never routed by the edge.
+pub const CONTROL_PORT: u16 = 49982;
+/// The agent protocol version reported to clients: opens every gate of the SDKs.
+pub const ENVD_VERSION: &str = "0.6.20";
