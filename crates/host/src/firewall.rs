@@ -77,18 +77,18 @@ table inet {table} {{
     iifname "{links}*" ip saddr != {sandboxes} drop
     iifname "{links}*" fib saddr . iif oif 0 drop
   }}
-  chain inp {{
+  chain arriving {{
     type filter hook input priority -10; policy accept;
     iifname "{links}*" jump guest_to_host
   }}
-  chain fwd {{
+  chain passing {{
     type filter hook forward priority -10; policy accept;
     iifname "{links}*" oifname "{links}*" counter jump refuse
     iifname "{links}*" jump guest_out
     oifname "{links}*" ct state established,related accept
     oifname "{links}*" counter drop
   }}
-  chain post {{
+  chain leaving {{
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr {sandboxes} oifname != "{links}*" masquerade
   }}
