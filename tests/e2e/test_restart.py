@@ -106,7 +106,7 @@ def test_timers_go_on_over_a_restart(own_server):
     soon.set_timeout(25)
     past.set_timeout(1)
     server.kill9()
-    end = past_end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1.5)
+    past_end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1.5)
     wait_for(lambda: datetime.datetime.now(datetime.timezone.utc) > past_end, 5)
     server.start()
     wait_for(lambda: not past.is_running(), 10, "what passed while the server was away ends at its start")
