@@ -325,8 +325,9 @@ def test_ipv6_link_local_neighbours(sbx):
 # -- forging -------------------------------------------------------------------------------------------------------
 
 
-def test_a_forged_source_goes_nowhere(sbx, neighbour):
+def test_a_forged_source_goes_nowhere(new_sandbox, neighbour):
     """A packet with another's address: possible from the host, dropped from a sandbox."""
+    sbx = new_sandbox()
     target = netns.PUBLIC
     own, other = address_of(sbx), address_of(neighbour)
     sent = f"f{uuid.uuid4().hex[:12]}"
@@ -347,8 +348,9 @@ def test_a_forged_source_goes_nowhere(sbx, neighbour):
                 assert not leaked, f"forged as {source}: {leaked}"
 
 
-def test_root_inside_cannot_take_the_address_of_another(server, sbx, neighbour):
+def test_root_inside_cannot_take_the_address_of_another(server, new_sandbox, neighbour):
     """After taking the neighbour's address, the edge still reaches the neighbour."""
+    sbx = new_sandbox()
     other = address_of(neighbour)
     sbx.commands.run(f"ip addr add {other}/32 dev eth0 || true", user="root")
     install(sbx, "http_server.py")

@@ -1,12 +1,11 @@
 """What of a server is still on the machine: the lists that have to be empty after `down`."""
 
-import os
 import pathlib
 import subprocess
 
 
 def of(server):
-    """Processes, mounts, loop devices, images, links and cgroups that belong to `server`."""
+    """Processes, mounts, loop devices, links, rules and control groups that belong to `server`."""
     state = str(server.state)
     left = [f"process {pid}: {line[:200]}" for pid, line in server.processes()]
     left += [f"mount {line}" for line in pathlib.Path("/proc/self/mounts").read_text().splitlines() if state in line]
@@ -17,7 +16,12 @@ def of(server):
             continue
         if backing.startswith(state):
             left.append(f"loop device {entry.parts[3]}: {backing}")
-    left += [f"cgroup {path}" for path in cgroups(server)]
+    tag = server.tag()
+    if tag:
+        left += [f"link {line}" for line in links() if f": h{tag}-" in line or f": hd{tag}" in line]
+        left += [f"control group {path}" for path in groups(tag)]
+        rules = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+        left += [f"nft {line}" for line in rules.splitlines() if tag in line]
     return left
 
 
@@ -27,9 +31,6 @@ def links():
     return [line for line in lines if ": lo:" not in line and ": world0@" not in line]
 
 
-def cgroups(server):
-    """Groups below the machine's hierarchies that carry an id of this server's sandboxes."""
-    ids = getattr(server, "seen_ids", set())
-    if not ids:
-        return []
-    return [top for top, _, _ in os.walk("/sys/fs/cgroup") if any(i in top for i in ids)]
+def groups(tag):
+    """Control groups of the instance, in whichever hierarchy."""
+    return [str(path) for depth in ("*", "*/*", "*/*/*") for path in pathlib.Path("/sys/fs/cgroup").glob(f"{depth}/hearth-{tag}")]

@@ -39,6 +39,7 @@ class Server:
         self.proc = None
         self.keys = {}
         self.gone = False
+        self._tag = None
 
     # -- the process ---------------------------------------------------------------
 
@@ -93,6 +94,13 @@ class Server:
                 raise AssertionError(str(e)) from None
             time.sleep(0.05)
 
+    def tag(self):
+        """The four digits that mark what belongs to this instance on the host."""
+        path = self.state / "instance"
+        if self._tag is None and path.exists():
+            self._tag = path.read_text().strip()
+        return self._tag
+
     @property
     def pid(self):
         return self.proc.pid
@@ -117,7 +125,8 @@ class Server:
         self._end(signal.SIGKILL, 10)
 
     def down(self):
-        """Ends every sandbox and forgets the state."""
+        """Ends every sandbox and everything else this server has on the host."""
+        self.tag()
         if self.gone:
             return
         self.gone = True
@@ -133,12 +142,6 @@ class Server:
             raise CliError(f"hearth down: {done.returncode}: {done.stderr[-2000:]}")
         if problem:
             raise problem
-
-    def remove(self):
-        """Removes the state directory, which nothing may be mounted in any more."""
-        mounts = [line for line in pathlib.Path("/proc/self/mounts").read_text().splitlines() if str(self.state) in line]
-        assert not mounts, f"still mounted: {mounts}"
-        shutil.rmtree(self.state)
 
     # -- what it says ----------------------------------------------------------------
 
