@@ -113,7 +113,7 @@ fn mount_loop(image: &Path, at: &Path, kind: &str, options: &std::ffi::CStr) -> 
     let (path, device) = attach(image)?;
     // Set-uid bits and device nodes mean something inside, to gVisor's kernel, which reads
     // them itself; on the host they must mean nothing.
-    rustix::mount::mount(&path, at, kind, MountFlags::NODEV | MountFlags::NOSUID, Some(options))?;
+    rustix::mount::mount(&path, at, kind, MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME, Some(options))?;
     let number = device.metadata()?.rdev();
     Ok(Device { major: rustix::fs::major(number), minor: rustix::fs::minor(number) })
 }
@@ -132,7 +132,7 @@ pub fn mount_image(image: &Path, at: &Path) -> io::Result<Device> {
 /// # Errors
 /// When no loop device is free or the file is not btrfs.
 pub fn mount_btrfs(image: &Path, at: &Path) -> io::Result<Device> {
-    mount_loop(image, at, "btrfs", c"noatime,discard=async")
+    mount_loop(image, at, "btrfs", c"discard=async")
 }
 
 /// Makes `to` a copy of `from` that shares its blocks until one of them is written.

@@ -1,0 +1,79 @@
+//! The disk store on this host: real images, real mounts. Needs root.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use hearth_host::{disk, mount};
+use hearth_image::store::{CloneError, Store};
+use hearth_model::id::{SandboxId, TemplateId};
+use hearth_model::limits;
+use hearth_model::sandbox::Size;
+
+const SIZE: Size = Size {
+    vcpu: limits::DEFAULT_VCPU,
+    memory_mib: limits::DEFAULT_MEMORY_MIB,
+    disk_mib: limits::DEFAULT_DISK_MIB,
+};
+
+fn cache_dir() -> PathBuf {
+    std::env::var("HEARTH_CACHE_DIR").unwrap_or("/var/cache/hearth".into()).into()
+}
+
+#[test]
+fn disks_are_cloned_apart_and_given_back() {
+    let scratch = tempfile::Builder::new().prefix("hearth-disk-").tempdir_in("/var/tmp").expect("a folder");
+    let store = Store::open(scratch.path()).expect("the store opens");
+    let base = TemplateId::parse("base").expect("an id");
+    let (a, b) = (SandboxId::random(), SandboxId::random());
+    assert!(matches!(store.clone_for(&base, &a), Err(CloneError::NoTemplate { .. })));
+
+    let image = hearth_image::base::ensure(&cache_dir(), SIZE.disk_mib, &|step| println!("{step}")).expect("base is built");
+    let template = store.import_base(&image, SIZE).expect("base is taken in");
+    assert_eq!(store.import_base(&image, SIZE).expect("a second time"), template);
+    assert_eq!(store.templates().expect("readable"), [template]);
+
+    let at = scratch.path().join("mnt");
+    std::fs::create_dir(&at).expect("a folder");
+    let begun = std::time::Instant::now();
+    let disk_a = store.clone_for(&base, &a).expect("a disk");
+    println!("cloned in {:?}", begun.elapsed());
+    let begun = std::time::Instant::now();
+    disk::mount_image(&disk_a, &at).expect("it mounts");
+    println!("mounted in {:?}", begun.elapsed());
+    let space = disk::space(&at).expect("a size");
+    assert!(space.total > 19 << 30 && space.total < 21 << 30, "{space:?}");
+    assert!(at.join("home/user").is_dir() && at.join("usr/bin/python3").exists() && at.join("usr/bin/node").exists());
+    let mut file = std::fs::File::create(at.join("home/user/mine")).expect("writable");
+    file.write_all(&vec![7; 8 << 20]).expect("written");
+    file.sync_all().expect("synced");
+    drop(file);
+    mount::unmount(&at).expect("unmounted");
+
+    // The other one does not see it, and neither does the next mount miss it.
+    let disk_b = store.clone_for(&base, &b).expect("a disk");
+    disk::mount_image(&disk_b, &at).expect("it mounts");
+    assert!(!at.join("home/user/mine").exists());
+    mount::unmount(&at).expect("unmounted");
+    disk::mount_image(&disk_a, &at).expect("it mounts again");
+    assert!(at.join("home/user/mine").exists());
+    mount::unmount(&at).expect("unmounted");
+
+    let mut listed = store.list_sandbox_images().expect("readable");
+    listed.sort();
+    let mut both = vec![a.clone(), b.clone()];
+    both.sort();
+    assert_eq!(listed, both);
+    for id in [&a, &b, &b] {
+        store.remove(id).expect("removed, and again");
+    }
+    assert!(store.list_sandbox_images().expect("readable").is_empty());
+
+    // Opened again over what is mounted, and over what is not.
+    drop(store);
+    let store = Store::open(scratch.path()).expect("again");
+    store.close().expect("closed");
+    let store = Store::open(scratch.path()).expect("after a reboot");
+    assert_eq!(store.templates().expect("readable").len(), 1);
+    store.close().expect("closed");
+    assert!(mount::below(scratch.path()).expect("readable").is_empty());
+}
