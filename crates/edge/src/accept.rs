@@ -20,7 +20,7 @@ use crate::routes::Routes;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// What a client beyond the limit reads.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\n\
-content-length: 39\r\nretry-after: 1\r\nconnection: close\r\n\r\nthe server has too many open connections";
+content-length: 40\r\nretry-after: 1\r\nconnection: close\r\n\r\nthe server has too many open connections";
 
 /// Everything one request needs.
 pub(crate) struct Edge {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
 
 use crate::connection::Exchange;
 use crate::pool::StreamSlot;
@@ -19,16 +20,28 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// was dropped.
 pub(crate) struct AnswerBody {
     kind: Kind,
-    _exchange: Option<Exchange>,
-    _slot: Option<StreamSlot>,
+    exchange: Option<Exchange>,
 }
 
 enum Kind {
     /// Made by the edge itself.
     Whole(Full<Bytes>),
     Control(axum::body::Body),
-    Sandbox(Incoming),
+    Sandbox(SandboxBody),
 }
+
+/// What a sandbox answers, with its place among the sandbox's streams.
+pub(crate) struct SandboxBody {
+    pub(crate) inner: Incoming,
+    pub(crate) gone: CancellationToken,
+    pub(crate) abort: CancellationToken,
+    pub(crate) _slot: StreamSlot,
+}
+
+/// Why a body broke off.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection into the sandbox was cut")]
+struct Cut;
 
 impl AnswerBody {
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
@@ -39,25 +52,35 @@ impl AnswerBody {
         Self::of(Kind::Control(body))
     }
 
-    pub(crate) fn sandbox(body: Incoming, slot: StreamSlot) -> Self {
-        Self {
-            _slot: Some(slot),
-            ..Self::of(Kind::Sandbox(body))
-        }
+    pub(crate) fn sandbox(body: SandboxBody) -> Self {
+        Self::of(Kind::Sandbox(body))
     }
 
     fn of(kind: Kind) -> Self {
         Self {
             kind,
-            _exchange: None,
-            _slot: None,
+            exchange: None,
         }
     }
 
     /// Ties the exchange on the client's connection to this body's life.
     pub(crate) fn holding(mut self, exchange: Exchange) -> Self {
-        self._exchange = Some(exchange);
+        self.exchange = Some(exchange);
         self
+    }
+}
+
+impl SandboxBody {
+    /// A connection that is dropped looks to its body like an orderly end; whether it was one
+    /// is decided here.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let polled = Pin::new(&mut self.inner).poll_frame(cx);
+        match polled {
+            Poll::Ready(None) if self.gone.is_cancelled() || self.abort.is_cancelled() => {
+                Poll::Ready(Some(Err(Cut.into())))
+            }
+            other => other.map_err(Into::into),
+        }
     }
 }
 
@@ -69,10 +92,19 @@ impl Body for AnswerBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.get_mut().kind {
+        let this = self.get_mut();
+        match &mut this.kind {
             Kind::Whole(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
             Kind::Control(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
-            Kind::Sandbox(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Kind::Sandbox(body) => {
+                let polled = body.poll(cx);
+                if let (Poll::Ready(Some(Err(_))), Some(exchange)) = (&polled, &this.exchange) {
+                    // To a client that reads to the end of the connection, FIN would be an
+                    // orderly end.
+                    exchange.reset_on_close();
+                }
+                polled
+            }
         }
     }
 
@@ -80,7 +112,7 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Whole(body) => body.is_end_stream(),
             Kind::Control(body) => body.is_end_stream(),
-            Kind::Sandbox(body) => body.is_end_stream(),
+            Kind::Sandbox(body) => body.inner.is_end_stream(),
         }
     }
 
@@ -88,7 +120,7 @@ impl Body for AnswerBody {
         match &self.kind {
             Kind::Whole(body) => body.size_hint(),
             Kind::Control(body) => body.size_hint(),
-            Kind::Sandbox(body) => body.size_hint(),
+            Kind::Sandbox(body) => body.inner.size_hint(),
         }
     }
 }

@@ -123,6 +123,11 @@ impl Exchange {
     pub(crate) fn hang_on(&self, gone: CancellationToken) {
         self.0.set_stream(Some(gone));
     }
+
+    /// The answer broke off.
+    pub(crate) fn reset_on_close(&self) {
+        self.0.reset_on_close();
+    }
 }
 
 impl Drop for Exchange {

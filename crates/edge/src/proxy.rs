@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 
 use crate::accept::Edge;
 use crate::answer::{Refusal, bad_request, bad_signature};
-use crate::body::AnswerBody;
+use crate::body::{AnswerBody, SandboxBody};
 use crate::connection::{Exchange, Shared};
 use crate::headers::{self, Origin, SANDBOX_ID, SANDBOX_PORT};
 use crate::pool::StreamSlot;
@@ -226,8 +226,14 @@ impl Forward<'_> {
         headers::strip_hop_by_hop(&mut head.headers);
         head.version = Version::HTTP_11;
         head.extensions.clear();
-        self.exchange.hang_on(self.gone);
-        Ok(Response::from_parts(head, AnswerBody::sandbox(body, slot)))
+        self.exchange.hang_on(self.gone.clone());
+        let body = SandboxBody {
+            inner: body,
+            gone: self.gone,
+            abort: self.edge.abort.clone(),
+            _slot: slot,
+        };
+        Ok(Response::from_parts(head, AnswerBody::sandbox(body)))
     }
 
     fn upgrade(
