@@ -1,0 +1,10 @@
+//! `/files`: whole files in and out over HTTP.
+
+pub(crate) mod compose;
+pub(crate) mod download;
+pub(crate) mod kind;
+pub(crate) mod multipart;
+pub(crate) mod query;
+pub(crate) mod range;
+pub(crate) mod staged;
+pub(crate) mod upload;
