@@ -115,6 +115,9 @@ pub struct ListedSandbox {
     pub state: SandboxState,
     #[serde(rename = "envdVersion")]
     pub envd_version: String,
+    /// Hearth's own field: the isolation tier that carries the sandbox.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
 }
 
 /// What happens at the timeout.
@@ -140,9 +143,6 @@ pub struct SandboxDetail {
     pub domain: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
-    /// Hearth's own field: the isolation tier that carries the sandbox.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tier: Option<String>,
 }
 
 /// One reading of a sandbox's use. Sizes are bytes.
