@@ -1,12 +1,15 @@
 //! One file per command. They print for people by default and the API's own objects with
 //! `--json`; a failure says what to do next.
 
+mod api;
 pub(crate) mod doctor;
 pub(crate) mod down;
 pub(crate) mod env;
 pub(crate) mod key;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;
+mod table;
+mod terminal;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
