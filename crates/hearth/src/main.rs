@@ -55,7 +55,10 @@ fn main() -> ExitCode {
         }
         other => other,
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!("hearth: starting its threads: {error}");

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 
 use hearth_host::firewall::PrivateEgress;
+use hearth_model::limits;
 
 use crate::cli::prepare::Sizes;
 use crate::cli::{EXIT_USAGE, Failure, Folders, Outcome};
@@ -43,17 +44,46 @@ pub(crate) struct ServeArgs {
     pub(crate) disk_mib_per_second: u64,
 }
 
+const DEFAULT_NET: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 217, 0, 0), 16);
+
 impl ServeArgs {
+    /// For `hearth down`: enough to adopt what the last start left, and to end it.
+    pub(crate) fn only_to_end(folders: Folders, last_net: Option<(Ipv4Addr, u8)>) -> Self {
+        Self {
+            folders,
+            sizes: Sizes {
+                vcpu: limits::DEFAULT_VCPU,
+                memory_mib: limits::DEFAULT_MEMORY_MIB,
+                disk_mib: limits::DEFAULT_DISK_MIB,
+            },
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            insecure_listen: false,
+            sandbox_net: last_net.unwrap_or(DEFAULT_NET),
+            dns_upstream: Vec::new(),
+            allow_private_egress: false,
+            no_host_cas: true,
+            ready_slots: 0,
+            disk_mib_per_second: 512,
+        }
+    }
+
     pub(crate) fn private_egress(&self) -> PrivateEgress {
-        if self.allow_private_egress { PrivateEgress::Allowed } else { PrivateEgress::Refused }
+        if self.allow_private_egress {
+            PrivateEgress::Allowed
+        } else {
+            PrivateEgress::Refused
+        }
     }
 }
 
 fn parse_net(text: &str) -> Result<(Ipv4Addr, u8), String> {
-    let rule = || format!("{text:?} is not a network like 10.217.0.0/16, /16 to /24, with zero host bits");
+    let rule =
+        || format!("{text:?} is not a network like 10.217.0.0/16, /16 to /24, with zero host bits");
     let (address, bits) = text.split_once('/').ok_or_else(rule)?;
-    let (address, bits): (Ipv4Addr, u8) =
-        (address.parse().map_err(|_| rule())?, bits.parse().map_err(|_| rule())?);
+    let (address, bits): (Ipv4Addr, u8) = (
+        address.parse().map_err(|_| rule())?,
+        bits.parse().map_err(|_| rule())?,
+    );
     if !(16..=24).contains(&bits) || u32::from(address) & (u32::MAX >> bits) != 0 {
         return Err(rule());
     }
@@ -76,9 +106,11 @@ pub(crate) async fn run(args: ServeArgs) -> Outcome {
         .code(EXIT_USAGE));
     }
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::new("serve needs root: it makes namespaces, mounts and control groups")
-            .hint("run it as root, for example with sudo")
-            .code(EXIT_USAGE));
+        return Err(Failure::new(
+            "serve needs root: it makes namespaces, mounts and control groups",
+        )
+        .hint("run it as root, for example with sudo")
+        .code(EXIT_USAGE));
     }
     start_log();
     wiring::serve(args).await?;
@@ -87,8 +119,13 @@ pub(crate) async fn run(args: ServeArgs) -> Outcome {
 
 fn start_log() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("HEARTH_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+        // The netlink library warns of every attribute that the kernel has and it has not.
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,netlink_packet_route=error"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_writer(std::io::stderr)
+        .init();
 }
 
 #[cfg(test)]
@@ -97,16 +134,33 @@ mod tests {
 
     #[test]
     fn networks_are_checked() {
-        assert_eq!(parse_net("10.217.0.0/16"), Ok((Ipv4Addr::new(10, 217, 0, 0), 16)));
-        for bad in ["10.217.0.1/16", "10.217.0.0", "10.0.0.0/8", "10.0.0.0/30", "x/16", "10.217.0.0/x", ""] {
+        assert_eq!(
+            parse_net("10.217.0.0/16"),
+            Ok((Ipv4Addr::new(10, 217, 0, 0), 16))
+        );
+        for bad in [
+            "10.217.0.1/16",
+            "10.217.0.0",
+            "10.0.0.0/8",
+            "10.0.0.0/30",
+            "x/16",
+            "10.217.0.0/x",
+            "",
+        ] {
             assert!(parse_net(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
     fn nameservers_have_a_default_port() {
-        assert_eq!(parse_dns("192.0.2.1"), Ok(SocketAddr::from(([192, 0, 2, 1], 53))));
-        assert_eq!(parse_dns("192.0.2.1:5353"), Ok(SocketAddr::from(([192, 0, 2, 1], 5353))));
+        assert_eq!(
+            parse_dns("192.0.2.1"),
+            Ok(SocketAddr::from(([192, 0, 2, 1], 53)))
+        );
+        assert_eq!(
+            parse_dns("192.0.2.1:5353"),
+            Ok(SocketAddr::from(([192, 0, 2, 1], 5353)))
+        );
         assert!(parse_dns("dns.test").is_err());
     }
 }

@@ -23,7 +23,10 @@ pub enum Layout {
     /// The unified tree carries the controllers.
     V2 { root: PathBuf },
     /// Trees per controller; `unified` is the v2 tree without controllers, where mounted.
-    V1 { trees: V1Trees, unified: Option<PathBuf> },
+    V1 {
+        trees: V1Trees,
+        unified: Option<PathBuf>,
+    },
 }
 
 /// Mount points of the v1 controllers that limits need.
@@ -42,7 +45,9 @@ pub struct V1Trees {
 pub enum DetectError {
     #[error("reading the mount table")]
     Mounts(#[source] io::Error),
-    #[error("the {controller} controller is in neither a v1 nor the v2 tree; mount it (for example `mount -t cgroup -o {controller} {controller} /sys/fs/cgroup/{controller}`)")]
+    #[error(
+        "the {controller} controller is in neither a v1 nor the v2 tree; mount it (for example `mount -t cgroup -o {controller} {controller} /sys/fs/cgroup/{controller}`)"
+    )]
     Missing { controller: &'static str },
 }
 
@@ -58,7 +63,11 @@ pub struct GroupError {
 
 fn fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> GroupError {
     let path = path.to_owned();
-    move |source| GroupError { action, path, source }
+    move |source| GroupError {
+        action,
+        path,
+        source,
+    }
 }
 
 impl Layout {
@@ -76,10 +85,16 @@ impl Layout {
                 Some((at, kind, opts.split(',').collect()))
             })
             .collect();
-        let v2 = mounts.iter().find(|m| m.1 == "cgroup2").map(|m| PathBuf::from(m.0));
+        let v2 = mounts
+            .iter()
+            .find(|m| m.1 == "cgroup2")
+            .map(|m| PathBuf::from(m.0));
         if let Some(root) = &v2 {
             let have = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-            if ["cpu", "memory", "pids"].iter().all(|c| have.split_whitespace().any(|h| h == *c)) {
+            if ["cpu", "memory", "pids"]
+                .iter()
+                .all(|c| have.split_whitespace().any(|h| h == *c))
+            {
                 return Ok(Self::V2 { root: root.clone() });
             }
         }
@@ -106,7 +121,9 @@ impl Layout {
     pub fn name(&self) -> &'static str {
         match self {
             Self::V2 { .. } => "v2",
-            Self::V1 { unified: Some(_), .. } => "hybrid",
+            Self::V1 {
+                unified: Some(_), ..
+            } => "hybrid",
             Self::V1 { unified: None, .. } => "v1",
         }
     }
@@ -116,7 +133,10 @@ impl Layout {
             Self::V2 { root } => vec![root],
             Self::V1 { trees, unified } => {
                 let mut all: Vec<&Path> = vec![&trees.memory, &trees.pids];
-                for t in [&trees.cpu, &trees.cpuacct].into_iter().chain(trees.blkio.as_ref()) {
+                for t in [&trees.cpu, &trees.cpuacct]
+                    .into_iter()
+                    .chain(trees.blkio.as_ref())
+                {
                     if !all.contains(&t.as_path()) {
                         all.push(t);
                     }
@@ -221,7 +241,10 @@ pub struct Group {
 impl Group {
     /// Names a group; nothing is made.
     pub fn at(layout: &Layout, parent: &str, name: &str) -> Self {
-        Self { layout: layout.clone(), path: Path::new(parent).join(name) }
+        Self {
+            layout: layout.clone(),
+            path: Path::new(parent).join(name),
+        }
     }
 
     /// Makes the group in every tree. A folder that is there already is taken over.
@@ -282,18 +305,27 @@ impl Group {
             Layout::V2 { root } => {
                 self.write(root, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
                 self.write(root, "memory.max", &limits.memory_bytes.to_string())?;
-                self.write(root, "memory.swap.max", "0").or_else(|e| missing_is_fine(e))?;
+                self.write(root, "memory.swap.max", "0")
+                    .or_else(|e| missing_is_fine(e))?;
                 self.write(root, "memory.oom.group", "1")?;
                 self.write(root, "pids.max", &limits.pids.to_string())
             }
             Layout::V1 { trees, .. } => {
                 self.write(&trees.cpu, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 self.write(&trees.cpu, "cpu.cfs_quota_us", &quota.to_string())?;
-                self.write(&trees.memory, "memory.limit_in_bytes", &limits.memory_bytes.to_string())?;
+                self.write(
+                    &trees.memory,
+                    "memory.limit_in_bytes",
+                    &limits.memory_bytes.to_string(),
+                )?;
                 // Without swap accounting in the kernel the file is not there, and without
                 // swap it says nothing.
-                self.write(&trees.memory, "memory.memsw.limit_in_bytes", &limits.memory_bytes.to_string())
-                    .or_else(|e| missing_is_fine(e))?;
+                self.write(
+                    &trees.memory,
+                    "memory.memsw.limit_in_bytes",
+                    &limits.memory_bytes.to_string(),
+                )
+                .or_else(|e| missing_is_fine(e))?;
                 self.write(&trees.pids, "pids.max", &limits.pids.to_string())
             }
         }
@@ -304,15 +336,30 @@ impl Group {
     /// # Errors
     /// When the controller is not there or a file cannot be written.
     pub fn limit_io(&self, io_limits: &IoLimits) -> Result<(), GroupError> {
-        let IoLimits { major, minor, read_bps, write_bps } = io_limits;
+        let IoLimits {
+            major,
+            minor,
+            read_bps,
+            write_bps,
+        } = io_limits;
         match &self.layout {
-            Layout::V2 { root } => {
-                self.write(root, "io.max", &format!("{major}:{minor} rbps={read_bps} wbps={write_bps}"))
-            }
+            Layout::V2 { root } => self.write(
+                root,
+                "io.max",
+                &format!("{major}:{minor} rbps={read_bps} wbps={write_bps}"),
+            ),
             Layout::V1 { trees, .. } => match &trees.blkio {
                 Some(tree) => {
-                    self.write(tree, "blkio.throttle.read_bps_device", &format!("{major}:{minor} {read_bps}"))?;
-                    self.write(tree, "blkio.throttle.write_bps_device", &format!("{major}:{minor} {write_bps}"))
+                    self.write(
+                        tree,
+                        "blkio.throttle.read_bps_device",
+                        &format!("{major}:{minor} {read_bps}"),
+                    )?;
+                    self.write(
+                        tree,
+                        "blkio.throttle.write_bps_device",
+                        &format!("{major}:{minor} {write_bps}"),
+                    )
                 }
                 None => Ok(()),
             },
@@ -336,7 +383,8 @@ impl Group {
                 })
             }
             Layout::V1 { trees, .. } => Ok(Limits {
-                cpu_milli: number(&self.read(&trees.cpu, "cpu.cfs_quota_us")?).saturating_mul(1000) / CPU_PERIOD_US,
+                cpu_milli: number(&self.read(&trees.cpu, "cpu.cfs_quota_us")?).saturating_mul(1000)
+                    / CPU_PERIOD_US,
                 memory_bytes: number(&self.read(&trees.memory, "memory.limit_in_bytes")?),
                 pids: number(&self.read(&trees.pids, "pids.max")?),
             }),
@@ -350,7 +398,10 @@ impl Group {
     pub fn counters(&self) -> Result<Counters, GroupError> {
         let field = |text: &str, name: &str| {
             text.lines()
-                .find_map(|l| l.strip_prefix(name).and_then(|r| r.trim().parse::<u64>().ok()))
+                .find_map(|l| {
+                    l.strip_prefix(name)
+                        .and_then(|r| r.trim().parse::<u64>().ok())
+                })
                 .unwrap_or(0)
         };
         let number = |text: String| text.trim().parse::<u64>().unwrap_or(0);
@@ -366,7 +417,10 @@ impl Group {
                 cpu_ns: number(self.read(&trees.cpuacct, "cpuacct.usage")?),
                 memory_bytes: number(self.read(&trees.memory, "memory.usage_in_bytes")?),
                 cache_bytes: field(&self.read(&trees.memory, "memory.stat")?, "cache "),
-                oom_kills: field(&self.read(&trees.memory, "memory.oom_control")?, "oom_kill "),
+                oom_kills: field(
+                    &self.read(&trees.memory, "memory.oom_control")?,
+                    "oom_kill ",
+                ),
                 pids: number(self.read(&trees.pids, "pids.current")?),
             }),
         }
@@ -379,7 +433,11 @@ impl Group {
             .trees()
             .iter()
             .filter_map(|t| fs::read_to_string(t.join(&self.path).join("cgroup.procs")).ok())
-            .flat_map(|text| text.lines().filter_map(|l| l.parse().ok()).collect::<Vec<i32>>())
+            .flat_map(|text| {
+                text.lines()
+                    .filter_map(|l| l.parse().ok())
+                    .collect::<Vec<i32>>()
+            })
             .collect();
         pids.sort_unstable();
         pids.dedup();
@@ -397,7 +455,9 @@ impl Group {
             if let Some(dir) = self.birth_dir() {
                 let file = dir.join("cgroup.kill");
                 match fs::write(&file, "1") {
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fault("writing", &file)(e)),
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                        return Err(fault("writing", &file)(e));
+                    }
                     _ => {}
                 }
             }
@@ -414,7 +474,11 @@ impl Group {
                 }
             } else if Instant::now() > deadline {
                 let path = self.path.clone();
-                return Err(GroupError { action: "emptying", path, source: io::ErrorKind::TimedOut.into() });
+                return Err(GroupError {
+                    action: "emptying",
+                    path,
+                    source: io::ErrorKind::TimedOut.into(),
+                });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
@@ -425,7 +489,9 @@ impl Group {
         for tree in self.layout.trees() {
             let dir = tree.join(&self.path);
             match fs::remove_dir(&dir) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(fault("removing", &dir)(e)),
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(fault("removing", &dir)(e));
+                }
                 _ => {}
             }
         }
@@ -434,5 +500,9 @@ impl Group {
 }
 
 fn missing_is_fine(e: GroupError) -> Result<(), GroupError> {
-    if e.source.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) }
+    if e.source.kind() == io::ErrorKind::NotFound {
+        Ok(())
+    } else {
+        Err(e)
+    }
 }

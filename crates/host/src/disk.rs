@@ -54,7 +54,10 @@ const LOOP_TRIES: u32 = 64;
 /// user (the mount) is gone, so a crash leaves none behind.
 fn attach(image: &Path) -> io::Result<(PathBuf, File)> {
     let file = OpenOptions::new().read(true).write(true).open(image)?;
-    let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
+    let control = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")?;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for direct in [LO_FLAGS_DIRECT_IO, 0] {
         for _ in 0..LOOP_TRIES {
@@ -76,7 +79,8 @@ fn attach(image: &Path) -> io::Result<(PathBuf, File)> {
             };
             // SAFETY: the kernel reads one `loop_config` behind the pointer, which has that
             // size and layout and lives until the call returns.
-            let done = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
+            let done =
+                unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
             if done == 0 {
                 return Ok((path, device));
             }
@@ -86,7 +90,10 @@ fn attach(image: &Path) -> io::Result<(PathBuf, File)> {
             }
         }
     }
-    Err(io::Error::new(last.kind(), format!("attaching {}: {last}", image.display())))
+    Err(io::Error::new(
+        last.kind(),
+        format!("attaching {}: {last}", image.display()),
+    ))
 }
 
 /// Where no udev runs, nobody makes the node of a new loop device.
@@ -113,9 +120,18 @@ fn mount_loop(image: &Path, at: &Path, kind: &str, options: &std::ffi::CStr) -> 
     let (path, device) = attach(image)?;
     // Set-uid bits and device nodes mean something inside, to gVisor's kernel, which reads
     // them itself; on the host they must mean nothing.
-    rustix::mount::mount(&path, at, kind, MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME, Some(options))?;
+    rustix::mount::mount(
+        &path,
+        at,
+        kind,
+        MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME,
+        Some(options),
+    )?;
     let number = device.metadata()?.rdev();
-    Ok(Device { major: rustix::fs::major(number), minor: rustix::fs::minor(number) })
+    Ok(Device {
+        major: rustix::fs::major(number),
+        minor: rustix::fs::minor(number),
+    })
 }
 
 /// Mounts an ext4 image at `at`. Blocking.
@@ -173,7 +189,10 @@ pub fn can_clone(dir: &Path) -> io::Result<bool> {
 /// When it cannot be asked.
 pub fn space(path: &Path) -> io::Result<Space> {
     let s = rustix::fs::statvfs(path)?;
-    Ok(Space { total: s.f_blocks * s.f_frsize, free: s.f_bavail * s.f_frsize })
+    Ok(Space {
+        total: s.f_blocks * s.f_frsize,
+        free: s.f_bavail * s.f_frsize,
+    })
 }
 
 /// Runs a tool of the host; its own words are in the error. Blocking.
@@ -189,5 +208,9 @@ pub fn tool(program: &str, args: &[&std::ffi::OsStr]) -> io::Result<()> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&out.stderr);
-    Err(io::Error::other(format!("{program}: {} ({})", said.trim(), out.status)))
+    Err(io::Error::other(format!(
+        "{program}: {} ({})",
+        said.trim(),
+        out.status
+    )))
 }

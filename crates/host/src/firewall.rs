@@ -42,12 +42,21 @@ pub enum PrivateEgress {
 }
 
 fn ruleset(r: &Rules) -> String {
-    let Rules { table, links, sandboxes, resolver, private_egress } = r;
+    let Rules {
+        table,
+        links,
+        sandboxes,
+        resolver,
+        private_egress,
+    } = r;
     let never = match private_egress {
         PrivateEgress::Refused => format!("{NEVER}, {PRIVATE}"),
         PrivateEgress::Allowed => format!("{NEVER}, {sandboxes}"),
     };
-    let (open, refuse) = (GROUP_OPEN, "meta l4proto tcp reject with tcp reset\n    reject with icmpx admin-prohibited");
+    let (open, refuse) = (
+        GROUP_OPEN,
+        "meta l4proto tcp reject with tcp reset\n    reject with icmpx admin-prohibited",
+    );
     format!(
         r#"table inet {table}
 delete table inet {table}
@@ -120,7 +129,12 @@ fn nft(text: &str) -> io::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| io::Error::new(e.kind(), format!("starting nft (Debian package nftables): {e}")))?;
+        .map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!("starting nft (Debian package nftables): {e}"),
+            )
+        })?;
     if let Some(mut stdin) = child.stdin.take() {
         stdin.write_all(text.as_bytes())?;
     }
@@ -128,5 +142,8 @@ fn nft(text: &str) -> io::Result<()> {
     if out.status.success() {
         return Ok(());
     }
-    Err(io::Error::other(format!("nft refused the ruleset: {}", String::from_utf8_lossy(&out.stderr).trim())))
+    Err(io::Error::other(format!(
+        "nft refused the ruleset: {}",
+        String::from_utf8_lossy(&out.stderr).trim()
+    )))
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use futures::TryStreamExt as _;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute};
 use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::{Handle, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
 
 /// Name of the link inside a namespace.
 const INNER: &str = "eth0";
@@ -57,9 +57,15 @@ impl Links {
     }
 
     async fn index(&self, name: &str) -> io::Result<u32> {
-        let mut found = self.handle.link().get().match_name(name.to_owned()).execute();
+        let mut found = self
+            .handle
+            .link()
+            .get()
+            .match_name(name.to_owned())
+            .execute();
         let link = found.try_next().await.map_err(err)?;
-        link.map(|l| l.header.index).ok_or_else(|| io::ErrorKind::NotFound.into())
+        link.map(|l| l.header.index)
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     async fn up(&self, index: u32) -> io::Result<()> {
@@ -98,20 +104,49 @@ impl Links {
         }
     }
 
-    /// A dummy link that carries one address: where the sandboxes' resolver listens.
+    /// Gives the host one more address, on `lo`: where the sandboxes' resolver listens. (Not
+    /// every kernel has dummy links.)
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub async fn ensure_dummy(&self, name: &str, address: Ipv4Addr) -> io::Result<()> {
-        if self.index(name).await.is_err() {
-            self.handle.link().add(LinkDummy::new(name).build()).execute().await.map_err(err)?;
+    pub async fn add_host_address(&self, address: Ipv4Addr) -> io::Result<()> {
+        let index = self.index("lo").await?;
+        self.up(index).await?;
+        match self
+            .handle
+            .address()
+            .add(index, IpAddr::V4(address), 32)
+            .execute()
+            .await
+            .map_err(err)
+        {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+            _ => Ok(()),
         }
-        let index = self.index(name).await?;
-        match self.handle.address().add(index, IpAddr::V4(address), 32).execute().await.map_err(err) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
-            _ => {}
+    }
+
+    /// Takes that address away again; that it is gone already is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub async fn remove_host_address(&self, address: Ipv4Addr) -> io::Result<()> {
+        let index = self.index("lo").await?;
+        let mut found = self
+            .handle
+            .address()
+            .get()
+            .set_link_index_filter(index)
+            .set_address_filter(IpAddr::V4(address))
+            .execute();
+        while let Some(message) = found.try_next().await.map_err(err)? {
+            self.handle
+                .address()
+                .del(message)
+                .execute()
+                .await
+                .map_err(err)?;
         }
-        self.up(index).await
+        Ok(())
     }
 
     /// Sets the group of a link: what the packet filter's policy goes by.
@@ -136,7 +171,12 @@ impl Links {
         sysctl(&format!("net/ipv6/conf/{}/disable_ipv6", slot.outer), "1")?;
         self.set_group(&slot.outer, group).await?;
         let index = self.index(&slot.outer).await?;
-        self.handle.address().add(index, IpAddr::V4(slot.gateway), 30).execute().await.map_err(err)?;
+        self.handle
+            .address()
+            .add(index, IpAddr::V4(slot.gateway), 30)
+            .execute()
+            .await
+            .map_err(err)?;
         self.up(index).await?;
         self.handle
             .neighbours()
@@ -158,7 +198,9 @@ impl Links {
 pub fn make_inner(at: &Path, slot: &SlotLink, host: OwnedFd) -> io::Result<()> {
     let (slot, at_owned) = (slot.clone(), at.to_owned());
     let made = crate::netns::create(at, move || {
-        let rt = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let rt = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
         rt.block_on(async move {
             sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
             let links = Links::open()?;
@@ -175,7 +217,13 @@ pub fn make_inner(at: &Path, slot: &SlotLink, host: OwnedFd) -> io::Result<()> {
             links.handle.link().add(pair).execute().await.map_err(err)?;
             links.up(links.index("lo").await?).await?;
             let index = links.index(INNER).await?;
-            links.handle.address().add(index, IpAddr::V4(slot.address), 30).execute().await.map_err(err)?;
+            links
+                .handle
+                .address()
+                .add(index, IpAddr::V4(slot.address), 30)
+                .execute()
+                .await
+                .map_err(err)?;
             links.up(index).await?;
             links
                 .handle
@@ -187,7 +235,9 @@ pub fn make_inner(at: &Path, slot: &SlotLink, host: OwnedFd) -> io::Result<()> {
                 .execute()
                 .await
                 .map_err(err)?;
-            let route = RouteMessageBuilder::<Ipv4Addr>::new().gateway(slot.gateway).build();
+            let route = RouteMessageBuilder::<Ipv4Addr>::new()
+                .gateway(slot.gateway)
+                .build();
             links.handle.route().add(route).execute().await.map_err(err)
         })
     });
@@ -208,7 +258,10 @@ pub fn sysctl(key: &str, value: &str) -> io::Result<()> {
     match std::fs::write(&path, value) {
         // A kernel without IPv6 needs none of it switched off.
         Err(e) if e.kind() == io::ErrorKind::NotFound && key.starts_with("net/ipv6/") => Ok(()),
-        Err(e) => Err(io::Error::new(e.kind(), format!("writing {}: {e}", path.display()))),
+        Err(e) => Err(io::Error::new(
+            e.kind(),
+            format!("writing {}: {e}", path.display()),
+        )),
         Ok(()) => Ok(()),
     }
 }

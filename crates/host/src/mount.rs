@@ -49,7 +49,10 @@ pub fn make_shared_root(dir: &Path) -> io::Result<()> {
 /// When the kernel refuses.
 pub fn own_namespace() -> io::Result<()> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?;
-    rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    rustix::mount::mount_change(
+        "/",
+        MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
+    )?;
     Ok(())
 }
 

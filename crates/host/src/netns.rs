@@ -45,7 +45,9 @@ pub fn remove(at: &Path) -> io::Result<()> {
 }
 
 /// A thread's namespace is its own: do the work on one that ends with it.
-fn on_thread<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     std::thread::Builder::new()
         .name("netns".into())
         .spawn(work)?

@@ -19,7 +19,12 @@ pub fn start_time(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The command may hold spaces and parentheses: fields count from the last one.
     // proc(5): starttime is field 22, the 20th after the command.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(19)?
+        .parse()
+        .ok()
 }
 
 impl Process {
@@ -41,7 +46,11 @@ impl Process {
     /// When it is gone or another process has its number.
     pub fn open_same(pid: i32, start: u64) -> io::Result<Self> {
         let p = Self::open(pid)?;
-        if p.start == start { Ok(p) } else { Err(io::ErrorKind::NotFound.into()) }
+        if p.start == start {
+            Ok(p)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        }
     }
 
     pub fn pid(&self) -> i32 {

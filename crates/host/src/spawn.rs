@@ -2,7 +2,10 @@
 //!
 //! `clone3(CLONE_INTO_CGROUP)` needs no move afterwards, so nobody waits for the RCU grace
 //! period that a write to `cgroup.procs` costs. std's `Command` cannot do it.
-#![allow(unsafe_code, reason = "clone3 with a control group has no safe wrapper")]
+#![allow(
+    unsafe_code,
+    reason = "clone3 with a control group has no safe wrapper"
+)]
 
 use std::ffi::CString;
 use std::fs::File;
@@ -55,7 +58,13 @@ pub fn spawn(
     }
     // SAFETY: without CLONE_VM the child has its own copy of memory, and until exec it only
     // makes raw system calls on values prepared above: no allocation, no lock.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, std::ptr::from_mut(&mut a), size_of::<libc::clone_args>()) };
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            std::ptr::from_mut(&mut a),
+            size_of::<libc::clone_args>(),
+        )
+    };
     if pid == 0 {
         // SAFETY: async-signal-safe calls on valid pointers; `_exit` never returns.
         unsafe {
@@ -86,7 +95,10 @@ pub fn spawn(
     }
     // SAFETY: the kernel put a new descriptor there, owned by nobody else.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-    Ok(Child { pid: i32::try_from(pid).unwrap_or(-1), pidfd })
+    Ok(Child {
+        pid: i32::try_from(pid).unwrap_or(-1),
+        pidfd,
+    })
 }
 
 /// Waits until a process descriptor says that its process has exited.
@@ -115,12 +127,17 @@ impl Child {
             rustix::process::WaitIdOptions::EXITED,
         )?
         .ok_or_else(|| io::Error::from(io::ErrorKind::WouldBlock))?;
-        Ok(status.exit_status().or_else(|| status.terminating_signal().map(|s| 128 + s)).unwrap_or(-1))
+        Ok(status
+            .exit_status()
+            .or_else(|| status.terminating_signal().map(|s| 128 + s))
+            .unwrap_or(-1))
     }
 
     /// Sends SIGKILL.
     pub fn kill(&self) {
-        if let Err(e) = rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL) {
+        if let Err(e) =
+            rustix::process::pidfd_send_signal(&self.pidfd, rustix::process::Signal::KILL)
+        {
             tracing::debug!(pid = self.pid, error = %e, "nothing to kill");
         }
     }

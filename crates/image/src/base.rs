@@ -30,7 +30,9 @@ pub enum BuildError {
     },
     #[error("this host's os-release names no VERSION_CODENAME; `base` is built on Debian")]
     NoCodename,
-    #[error("apt on this host has no enabled source with the suite {codename} and the component main")]
+    #[error(
+        "apt on this host has no enabled source with the suite {codename} and the component main"
+    )]
     NoMirror { codename: String },
     #[error("mmdebstrap failed ({status}): {said}")]
     Debootstrap { status: String, said: String },
@@ -54,21 +56,34 @@ pub struct BaseImage {
 ///
 /// # Errors
 /// See [`BuildError`].
-pub fn ensure(cache: &Path, disk_mib: u64, progress: &dyn Fn(&str)) -> Result<BaseImage, BuildError> {
-    let os_release = std::fs::read_to_string("/etc/os-release").map_err(io_fault("reading os-release"))?;
+pub fn ensure(
+    cache: &Path,
+    disk_mib: u64,
+    progress: &dyn Fn(&str),
+) -> Result<BaseImage, BuildError> {
+    let os_release =
+        std::fs::read_to_string("/etc/os-release").map_err(io_fault("reading os-release"))?;
     let codename = sources::codename(&os_release).ok_or(BuildError::NoCodename)?;
     let dir = cache.join("templates");
     std::fs::create_dir_all(&dir).map_err(io_fault("making the cache folder"))?;
-    let text = format!("{RECIPE} {PACKAGES} {codename} {disk_mib} {} {FINISH} {PROFILE}", std::env::consts::ARCH);
+    let text = format!(
+        "{RECIPE} {PACKAGES} {codename} {disk_mib} {} {FINISH} {PROFILE}",
+        std::env::consts::ARCH
+    );
     let key = hex::encode(&Sha256::digest(text.as_bytes())[..8]);
-    let image = BaseImage { path: dir.join(format!("base-{key}.ext4")), key, disk_mib };
+    let image = BaseImage {
+        path: dir.join(format!("base-{key}.ext4")),
+        key,
+        disk_mib,
+    };
 
     let lock = File::create(dir.join("lock")).map_err(io_fault("opening the cache's lock"))?;
     rustix_lock(&lock).map_err(io_fault("locking the cache"))?;
     if image.path.exists() {
         return Ok(image);
     }
-    let mirror = sources::lines_for(&codename, Path::new("/etc/apt")).map_err(io_fault("reading apt's sources"))?;
+    let mirror = sources::lines_for(&codename, Path::new("/etc/apt"))
+        .map_err(io_fault("reading apt's sources"))?;
     if mirror.is_empty() {
         return Err(BuildError::NoMirror { codename });
     }
@@ -100,12 +115,17 @@ fn build(
     mirror: &[String],
     progress: &dyn Fn(&str),
 ) -> Result<(), BuildError> {
-    let (tar, raw, at) = (work.join("tree.tar"), work.join("image.ext4"), work.join("mnt"));
+    let (tar, raw, at) = (
+        work.join("tree.tar"),
+        work.join("image.ext4"),
+        work.join("mnt"),
+    );
     progress("building the base tree from this host's Debian mirror (about half a minute)");
     debootstrap(&tar, codename, mirror)?;
     progress("writing the base disk image");
     let file = File::create_new(&raw).map_err(io_fault("making the image"))?;
-    file.set_len(image.disk_mib << 20).map_err(io_fault("sizing the image"))?;
+    file.set_len(image.disk_mib << 20)
+        .map_err(io_fault("sizing the image"))?;
     drop(file);
     disk::tool(
         "mkfs.ext4",
@@ -136,7 +156,9 @@ fn build(
     )
     .map_err(io_fault("unpacking the tree"))?;
     hearth_host::mount::unmount(&at).map_err(io_fault("unmounting the image"))?;
-    File::open(&raw).and_then(|f| f.sync_all()).map_err(io_fault("syncing the image"))?;
+    File::open(&raw)
+        .and_then(|f| f.sync_all())
+        .map_err(io_fault("syncing the image"))?;
     std::fs::rename(&raw, &image.path).map_err(io_fault("naming the image"))
 }
 
@@ -171,7 +193,10 @@ fn debootstrap(tar: &Path, codename: &str, mirror: &[String]) -> Result<(), Buil
     }
     let said = String::from_utf8_lossy(&out.stderr);
     let from = said.char_indices().rev().nth(1500).map_or(0, |(at, _)| at);
-    Err(BuildError::Debootstrap { status: out.status.to_string(), said: said[from..].trim().to_owned() })
+    Err(BuildError::Debootstrap {
+        status: out.status.to_string(),
+        said: said[from..].trim().to_owned(),
+    })
 }
 
 /// Makes the tree a sandbox's: the user, sudo, profiles. Runs on the host with the tree as `$1`.

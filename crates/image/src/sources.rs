@@ -43,11 +43,18 @@ pub(crate) fn lines_for(codename: &str, etc_apt: &Path) -> io::Result<Vec<String
         for entry in entries {
             for suite in &entry.suites {
                 let ours = suite == codename
-                    || suite.strip_prefix(codename).is_some_and(|s| s == "-updates" || s == "-security");
+                    || suite
+                        .strip_prefix(codename)
+                        .is_some_and(|s| s == "-updates" || s == "-security");
                 if !ours || !entry.components.iter().any(|c| c == "main") {
                     continue;
                 }
-                lines.extend(entry.uris.iter().map(|uri| format!("deb {uri} {suite} main")));
+                lines.extend(
+                    entry
+                        .uris
+                        .iter()
+                        .map(|uri| format!("deb {uri} {suite} main")),
+                );
             }
         }
     }
@@ -104,8 +111,16 @@ fn one_line(text: &str) -> Vec<Entry> {
                 Some(options) => options.split_once(']')?.1,
                 None => rest,
             };
-            let mut fields = rest.split('#').next()?.split_whitespace().map(str::to_owned);
-            Some(Entry { uris: vec![fields.next()?], suites: vec![fields.next()?], components: fields.collect() })
+            let mut fields = rest
+                .split('#')
+                .next()?
+                .split_whitespace()
+                .map(str::to_owned);
+            Some(Entry {
+                uris: vec![fields.next()?],
+                suites: vec![fields.next()?],
+                components: fields.collect(),
+            })
         })
         .collect()
 }
@@ -128,7 +143,11 @@ mod tests {
             "Types: deb\n# a note\nURIs: http://c.test/debian\nSuites: bookworm bookworm-updates\n bookworm-backports\nComponents: main\n\nTypes: deb\nURIs: http://d.test/sec\nSuites: bookworm-security\nComponents: main\nEnabled: no\n",
         )
         .unwrap();
-        std::fs::write(dir.join("sources.list.d/x.sources.disabled"), "Types: deb\nURIs: http://e.test\nSuites: bookworm\nComponents: main\n").unwrap();
+        std::fs::write(
+            dir.join("sources.list.d/x.sources.disabled"),
+            "Types: deb\nURIs: http://e.test\nSuites: bookworm\nComponents: main\n",
+        )
+        .unwrap();
         let lines = lines_for("bookworm", &dir).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
         assert_eq!(
@@ -143,7 +162,10 @@ mod tests {
 
     #[test]
     fn the_codename_is_read() {
-        assert_eq!(codename("ID=debian\nVERSION_CODENAME=trixie\n"), Some("trixie".into()));
+        assert_eq!(
+            codename("ID=debian\nVERSION_CODENAME=trixie\n"),
+            Some("trixie".into())
+        );
         assert_eq!(codename("ID=debian\n"), None);
     }
 }

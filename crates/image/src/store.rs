@@ -56,7 +56,11 @@ pub enum CloneError {
     #[error("there is no template {id}")]
     NoTemplate { id: TemplateId },
     #[error("{what} has {free_mib} MiB left; {reserve_mib} MiB are its reserve")]
-    NoSpace { what: &'static str, free_mib: u64, reserve_mib: u64 },
+    NoSpace {
+        what: &'static str,
+        free_mib: u64,
+        reserve_mib: u64,
+    },
     #[error("cloning the disk of template {id}")]
     Io {
         id: TemplateId,
@@ -82,7 +86,11 @@ impl Store {
         let dir = state.join("store");
         let fault = |action| {
             let path = dir.clone();
-            move |source| OpenError { action, path, source }
+            move |source| OpenError {
+                action,
+                path,
+                source,
+            }
         };
         std::fs::create_dir_all(&dir).map_err(fault("making"))?;
         let file = state.join("store.btrfs");
@@ -97,7 +105,11 @@ impl Store {
         for part in ["templates", "sandboxes"] {
             std::fs::create_dir_all(dir.join(part)).map_err(fault("making the parts of"))?;
         }
-        Ok(Self { dir, state: state.to_owned(), kind })
+        Ok(Self {
+            dir,
+            state: state.to_owned(),
+            kind,
+        })
     }
 
     pub fn kind(&self) -> Kind {
@@ -132,9 +144,12 @@ impl Store {
         for entry in std::fs::read_dir(self.dir.join("templates"))? {
             let path = entry?.path();
             if path.extension().is_some_and(|e| e == "json") {
-                match std::fs::read(&path).and_then(|b| Ok(serde_json::from_slice::<Template>(&b)?)) {
+                match std::fs::read(&path).and_then(|b| Ok(serde_json::from_slice::<Template>(&b)?))
+                {
                     Ok(template) => all.push(template),
-                    Err(error) => tracing::warn!(path = %path.display(), %error, "a template cannot be read"),
+                    Err(error) => {
+                        tracing::warn!(path = %path.display(), %error, "a template cannot be read")
+                    }
                 }
             }
         }
@@ -150,7 +165,9 @@ impl Store {
     /// When it cannot be copied.
     pub fn import_base(&self, image: &BaseImage, size: Size) -> io::Result<Template> {
         let id = TemplateId::parse("base").map_err(io::Error::other)?;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
         let template = Template {
             id: id.clone(),
             names: vec!["base".into()],
@@ -159,7 +176,10 @@ impl Store {
             created_ms: i64::try_from(now.as_millis()).unwrap_or(i64::MAX),
         };
         let known = self.templates()?.into_iter().find(|t| t.id == id);
-        if known.as_ref().is_some_and(|t| t.key == template.key && t.size == template.size) {
+        if known
+            .as_ref()
+            .is_some_and(|t| t.key == template.key && t.size == template.size)
+        {
             return known.ok_or_else(|| io::ErrorKind::NotFound.into());
         }
         let target = self.template_path(&id, "ext4");
@@ -183,16 +203,32 @@ impl Store {
     ///
     /// # Errors
     /// See [`CloneError`].
-    pub fn clone_for(&self, template: &TemplateId, sandbox: &SandboxId) -> Result<PathBuf, CloneError> {
-        let fault = |source| CloneError::Io { id: template.clone(), source };
+    pub fn clone_for(
+        &self,
+        template: &TemplateId,
+        sandbox: &SandboxId,
+    ) -> Result<PathBuf, CloneError> {
+        let fault = |source| CloneError::Io {
+            id: template.clone(),
+            source,
+        };
         let from = self.template_path(template, "ext4");
         if !from.exists() {
-            return Err(CloneError::NoTemplate { id: template.clone() });
+            return Err(CloneError::NoTemplate {
+                id: template.clone(),
+            });
         }
-        for (what, at) in [("the disk pool", &self.dir), ("the disk below the state folder", &self.state)] {
+        for (what, at) in [
+            ("the disk pool", &self.dir),
+            ("the disk below the state folder", &self.state),
+        ] {
             let free = disk::space(at).map_err(fault)?.free;
             if free < RESERVE_BYTES {
-                return Err(CloneError::NoSpace { what, free_mib: free >> 20, reserve_mib: RESERVE_BYTES >> 20 });
+                return Err(CloneError::NoSpace {
+                    what,
+                    free_mib: free >> 20,
+                    reserve_mib: RESERVE_BYTES >> 20,
+                });
             }
         }
         let to = self.sandbox_path(sandbox);
@@ -235,7 +271,14 @@ fn remove_file(path: &Path) -> io::Result<()> {
 
 fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     use std::ffi::OsStr;
-    disk::tool("cp", &[OsStr::new("--sparse=always"), from.as_os_str(), to.as_os_str()])
+    disk::tool(
+        "cp",
+        &[
+            OsStr::new("--sparse=always"),
+            from.as_os_str(),
+            to.as_os_str(),
+        ],
+    )
 }
 
 /// Share of the file system below that the btrfs file may grow to, in percent.
@@ -249,7 +292,15 @@ fn mount_file(state: &Path, file: &Path, dir: &Path) -> io::Result<()> {
         let size = disk::space(state)?.total / 100 * FILE_SHARE;
         File::create_new(&temp)?.set_len(size & !0xF_FFFF)?;
         // One copy of metadata: the file lies on one disk anyway.
-        disk::tool("mkfs.btrfs", &[OsStr::new("-q"), OsStr::new("-m"), OsStr::new("single"), temp.as_os_str()])?;
+        disk::tool(
+            "mkfs.btrfs",
+            &[
+                OsStr::new("-q"),
+                OsStr::new("-m"),
+                OsStr::new("single"),
+                temp.as_os_str(),
+            ],
+        )?;
         std::fs::rename(&temp, file)?;
     }
     disk::mount_btrfs(file, dir).map(|_| ())

@@ -16,20 +16,32 @@ const SIZE: Size = Size {
 };
 
 fn cache_dir() -> PathBuf {
-    std::env::var("HEARTH_CACHE_DIR").unwrap_or("/var/cache/hearth".into()).into()
+    std::env::var("HEARTH_CACHE_DIR")
+        .unwrap_or("/var/cache/hearth".into())
+        .into()
 }
 
 #[test]
 fn disks_are_cloned_apart_and_given_back() {
-    let scratch = tempfile::Builder::new().prefix("hearth-disk-").tempdir_in("/var/tmp").expect("a folder");
+    let scratch = tempfile::Builder::new()
+        .prefix("hearth-disk-")
+        .tempdir_in("/var/tmp")
+        .expect("a folder");
     let store = Store::open(scratch.path()).expect("the store opens");
     let base = TemplateId::parse("base").expect("an id");
     let (a, b) = (SandboxId::random(), SandboxId::random());
-    assert!(matches!(store.clone_for(&base, &a), Err(CloneError::NoTemplate { .. })));
+    assert!(matches!(
+        store.clone_for(&base, &a),
+        Err(CloneError::NoTemplate { .. })
+    ));
 
-    let image = hearth_image::base::ensure(&cache_dir(), SIZE.disk_mib, &|step| println!("{step}")).expect("base is built");
+    let image = hearth_image::base::ensure(&cache_dir(), SIZE.disk_mib, &|step| println!("{step}"))
+        .expect("base is built");
     let template = store.import_base(&image, SIZE).expect("base is taken in");
-    assert_eq!(store.import_base(&image, SIZE).expect("a second time"), template);
+    assert_eq!(
+        store.import_base(&image, SIZE).expect("a second time"),
+        template
+    );
     assert_eq!(store.templates().expect("readable"), [template]);
 
     let at = scratch.path().join("mnt");
@@ -41,8 +53,15 @@ fn disks_are_cloned_apart_and_given_back() {
     disk::mount_image(&disk_a, &at).expect("it mounts");
     println!("mounted in {:?}", begun.elapsed());
     let space = disk::space(&at).expect("a size");
-    assert!(space.total > 19 << 30 && space.total < 21 << 30, "{space:?}");
-    assert!(at.join("home/user").is_dir() && at.join("usr/bin/python3").exists() && at.join("usr/bin/node").exists());
+    assert!(
+        space.total > 19 << 30 && space.total < 21 << 30,
+        "{space:?}"
+    );
+    assert!(
+        at.join("home/user").is_dir()
+            && at.join("usr/bin/python3").exists()
+            && at.join("usr/bin/node").exists()
+    );
     let mut file = std::fs::File::create(at.join("home/user/mine")).expect("writable");
     file.write_all(&vec![7; 8 << 20]).expect("written");
     file.sync_all().expect("synced");

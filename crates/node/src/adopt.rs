@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use hearth_host::process::Process;
 
+use crate::config::OpenError;
 use crate::driver::{self, Held};
 use crate::instance::Instance;
 use crate::record::Record;
@@ -73,7 +74,10 @@ pub(crate) fn place_agent(instance: &Instance, program: &[u8]) -> io::Result<Pat
     use std::os::unix::fs::PermissionsExt as _;
     let mut hasher = DefaultHasher::new();
     program.hash(&mut hasher);
-    let path = instance.state().join("agent").join(format!("hearth-agent-{:016x}", hasher.finish()));
+    let path = instance
+        .state()
+        .join("agent")
+        .join(format!("hearth-agent-{:016x}", hasher.finish()));
     if path.exists() {
         return Ok(path);
     }
@@ -82,6 +86,24 @@ pub(crate) fn place_agent(instance: &Instance, program: &[u8]) -> io::Result<Pat
     std::fs::set_permissions(&temp, std::fs::Permissions::from_mode(0o555))?;
     std::fs::rename(&temp, &path)?;
     Ok(path)
+}
+
+/// Sandboxes that are alive keep their addresses: another network has to wait for their end.
+pub(crate) fn refuse_changed_network(instance: &Instance) -> Result<(), OpenError> {
+    let last =
+        Instance::last_net(instance.state()).map_err(OpenError::io("reading the last network"))?;
+    let Some(last) = last.filter(|last| *last != instance.net()) else {
+        return Ok(());
+    };
+    let mut records =
+        std::fs::read_dir(instance.sandboxes()).map_err(OpenError::io("reading the records"))?;
+    if records.next().is_none() {
+        return Ok(());
+    }
+    Err(OpenError::NetChanged {
+        last: format!("{}/{}", last.0, last.1),
+        asked: instance.cidr(),
+    })
 }
 
 /// The link of somebody else that has an address in this instance's network.
@@ -94,7 +116,7 @@ pub(crate) fn refuse_taken_network(instance: &Instance) -> io::Result<Option<Str
         let mut fields = line.split_whitespace();
         let (link, destination) = (fields.next()?, fields.next()?);
         let destination = u32::from_be(u32::from_str_radix(destination, 16).ok()?);
-        let ours = link.starts_with(&instance.link_prefix()) || link == instance.resolver_link();
+        let ours = link.starts_with(&instance.link_prefix());
         (destination != 0 && destination & mask == u32::from(net) && !ours).then(|| link.to_owned())
     }))
 }

@@ -36,9 +36,15 @@ pub enum LogsError {
 }
 
 /// Lines since `start_ms`, oldest first.
-pub(crate) async fn logs(to: &Endpoint, start_ms: i64, limit: usize) -> Result<Vec<LogLine>, LogsError> {
+pub(crate) async fn logs(
+    to: &Endpoint,
+    start_ms: i64,
+    limit: usize,
+) -> Result<Vec<LogLine>, LogsError> {
     let path = format!("/logs?start_ms={start_ms}&limit={limit}");
-    let body = tokio::time::timeout(DEADLINE, get(to, &path)).await.map_err(|_| LogsError::Silent)??;
+    let body = tokio::time::timeout(DEADLINE, get(to, &path))
+        .await
+        .map_err(|_| LogsError::Silent)??;
     serde_json::from_slice(&body).map_err(|e| LogsError::Failed(e.to_string()))
 }
 
@@ -46,10 +52,12 @@ async fn get(to: &Endpoint, path: &str) -> Result<bytes::Bytes, LogsError> {
     fn failed(e: impl std::fmt::Display) -> LogsError {
         LogsError::Failed(e.to_string())
     }
-    let stream =
-        tokio::net::TcpStream::connect((to.address, limits::CONTROL_PORT)).await.map_err(failed)?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+    let stream = tokio::net::TcpStream::connect((to.address, limits::CONTROL_PORT))
+        .await
+        .map_err(failed)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(failed)?;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, "the connection to an agent ended");
@@ -64,5 +72,9 @@ async fn get(to: &Endpoint, path: &str) -> Result<bytes::Bytes, LogsError> {
     if !answer.status().is_success() {
         return Err(LogsError::Failed(format!("status {}", answer.status())));
     }
-    Ok(Limited::new(answer.into_body(), MAX_ANSWER).collect().await.map_err(failed)?.to_bytes())
+    Ok(Limited::new(answer.into_body(), MAX_ANSWER)
+        .collect()
+        .await
+        .map_err(failed)?
+        .to_bytes())
 }

@@ -40,7 +40,13 @@ pub enum OpenError {
     Cgroups(#[from] DetectError),
     #[error("making the instance's control groups")]
     Group(#[source] GroupError),
-    #[error("another hearth has the addresses of --sandbox-net {net} (link {link}); choose another network")]
+    #[error(
+        "sandboxes of the last start are alive in --sandbox-net {last}, and {asked} was asked for; end them first with `hearth down`"
+    )]
+    NetChanged { last: String, asked: String },
+    #[error(
+        "another hearth has the addresses of --sandbox-net {net} (link {link}); choose another network"
+    )]
     NetInUse { net: String, link: String },
 }
 

@@ -46,30 +46,44 @@ pub(crate) struct Held {
 
 /// Makes a sandbox. The work is a task of its own: a caller that goes away does not leave
 /// half a sandbox.
-pub(crate) async fn create(shared: &Arc<Shared>, spec: SandboxSpec) -> Result<Started, CreateError> {
+pub(crate) async fn create(
+    shared: &Arc<Shared>,
+    spec: SandboxSpec,
+) -> Result<Started, CreateError> {
     check_memory()?;
-    let entry = shared.insert(&spec, Secret::random()).ok_or_else(|| CreateError::StartFailed {
-        detail: "a sandbox of this id is there already".into(),
-    })?;
+    let entry = shared
+        .insert(&spec, Secret::random())
+        .ok_or_else(|| CreateError::StartFailed {
+            detail: "a sandbox of this id is there already".into(),
+        })?;
     let (answer, answered) = oneshot::channel();
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
         match start(&shared, &entry).await {
             Ok((held, process)) => {
-                let started = Started { address: held.slot.address, tier: shared.runtime.capabilities().tier };
+                let started = Started {
+                    address: held.slot.address,
+                    tier: shared.runtime.capabilities().tier,
+                };
                 // A caller that went away has control's timer to end what it asked for.
                 drop(answer.send(Ok(started)));
                 live(&shared, &entry, held, process).await;
             }
             Err(error) => {
                 tracing::warn!(sandbox.id = %entry.spec.id, error = %chain(&error), "a create failed");
-                let error = if entry.end.is_cancelled() { CreateError::Ended } else { error };
+                let error = if entry.end.is_cancelled() {
+                    CreateError::Ended
+                } else {
+                    error
+                };
                 forget(&shared, &entry);
                 drop(answer.send(Err(error)));
             }
         }
     });
-    answered.await.unwrap_or(Err(CreateError::StartFailed { detail: "its driver ended".into() }))
+    answered.await.unwrap_or(Err(CreateError::StartFailed {
+        detail: "its driver ended".into(),
+    }))
 }
 
 fn check_memory() -> Result<(), CreateError> {
@@ -80,7 +94,10 @@ fn check_memory() -> Result<(), CreateError> {
         .and_then(|r| r.trim().trim_end_matches(" kB").parse::<u64>().ok());
     match free_kib {
         Some(kib) if kib / 1024 < HOST_RESERVE_MIB => Err(CreateError::NoCapacity {
-            what: format!("the host has {} MiB of memory left; {HOST_RESERVE_MIB} MiB are its reserve", kib / 1024),
+            what: format!(
+                "the host has {} MiB of memory left; {HOST_RESERVE_MIB} MiB are its reserve",
+                kib / 1024
+            ),
         }),
         _ => Ok(()),
     }
@@ -88,21 +105,35 @@ fn check_memory() -> Result<(), CreateError> {
 
 fn failed(what: &str) -> impl FnOnce(io::Error) -> CreateError {
     let what = what.to_owned();
-    move |e| CreateError::StartFailed { detail: format!("{what}: {e}") }
+    move |e| CreateError::StartFailed {
+        detail: format!("{what}: {e}"),
+    }
 }
 
 /// Takes slot, folder and disk, starts the shell, confirms. On failure all is given back.
 async fn start(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<(Held, Process), CreateError> {
-    let _permit = shared.starting.acquire().await.map_err(|_| CreateError::Ended)?;
+    let _permit = shared
+        .starting
+        .acquire()
+        .await
+        .map_err(|_| CreateError::Ended)?;
     if entry.end.is_cancelled() {
         return Err(CreateError::Ended);
     }
     let id = &entry.spec.id;
     let ReadySlot { slot, shell } = shared.slots.take().await.map_err(|e| match e {
-        crate::slot::SlotError::Exhausted { .. } => CreateError::NoCapacity { what: e.to_string() },
-        other => CreateError::StartFailed { detail: format!("making a slot: {}", chain(&other)) },
+        crate::slot::SlotError::Exhausted { .. } => CreateError::NoCapacity {
+            what: e.to_string(),
+        },
+        other => CreateError::StartFailed {
+            detail: format!("making a slot: {}", chain(&other)),
+        },
     })?;
-    let held = Held { slot, disk: shared.instance.disk(id), dir: shared.instance.sandbox(id) };
+    let held = Held {
+        slot,
+        disk: shared.instance.disk(id),
+        dir: shared.instance.sandbox(id),
+    };
     let work = async {
         prepare(shared, entry, &held).await?;
         let plan = plan(shared, entry, &held)?;
@@ -147,24 +178,37 @@ async fn prepare(shared: &Arc<Shared>, entry: &Arc<Entry>, held: &Held) -> Resul
     std::fs::create_dir_all(&held.dir).map_err(failed("making its folder"))?;
     write_record(held, entry, None).map_err(failed("writing its record"))?;
 
-    let (store, template, id, at) =
-        (Arc::clone(&shared.store), spec.template.clone(), spec.id.clone(), held.disk.clone());
+    let (store, template, id, at) = (
+        Arc::clone(&shared.store),
+        spec.template.clone(),
+        spec.id.clone(),
+        held.disk.clone(),
+    );
     let device = blocking(move || {
-        Ok(store.clone_for(&template, &id).map_err(|e| match e {
-            CloneError::NoTemplate { .. } => CreateError::NoTemplate { template: template.to_string() },
-            CloneError::NoSpace { .. } => CreateError::NoCapacity { what: chain(&e) },
-            other => CreateError::StartFailed { detail: chain(&other) },
-        })
-        .and_then(|image| {
-            std::fs::create_dir_all(&at).map_err(failed("making its mount point"))?;
-            disk::mount_image(&image, &at).map_err(|e| failed("mounting its disk")(io::Error::other(e)))
-        }))
+        Ok(store
+            .clone_for(&template, &id)
+            .map_err(|e| match e {
+                CloneError::NoTemplate { .. } => CreateError::NoTemplate {
+                    template: template.to_string(),
+                },
+                CloneError::NoSpace { .. } => CreateError::NoCapacity { what: chain(&e) },
+                other => CreateError::StartFailed {
+                    detail: chain(&other),
+                },
+            })
+            .and_then(|image| {
+                std::fs::create_dir_all(&at).map_err(failed("making its mount point"))?;
+                disk::mount_image(&image, &at)
+                    .map_err(|e| failed("mounting its disk")(io::Error::other(e)))
+            }))
     })
     .await
     .map_err(failed("making its disk"))??;
 
     let group = &held.slot.group;
-    let limit = |e| CreateError::StartFailed { detail: format!("setting its limits: {}", chain(&e)) };
+    let limit = |e| CreateError::StartFailed {
+        detail: format!("setting its limits: {}", chain(&e)),
+    };
     group
         .limit(&Limits {
             cpu_milli: u64::from(spec.size.vcpu) * 1000,
@@ -182,7 +226,9 @@ async fn prepare(shared: &Arc<Shared>, entry: &Arc<Entry>, held: &Held) -> Resul
         .map_err(limit)?;
     *entry.usage.lock().unwrap_or_else(PoisonError::into_inner) =
         Some(Meter::new(group.clone(), held.disk.clone()));
-    allow(shared, entry, held).await.map_err(failed("opening its network"))
+    allow(shared, entry, held)
+        .await
+        .map_err(failed("opening its network"))
 }
 
 /// Applies the network policy. A slot is born closed, so a failure here leaves it closed.
@@ -226,7 +272,8 @@ fn plan(shared: &Shared, entry: &Entry, held: &Held) -> Result<StartPlan, Create
         agent: shared.agent.clone(),
         hostname: spec.id.to_string(),
         size: spec.size,
-        boot: serde_json::to_vec(&boot).map_err(|e| failed("writing its boot configuration")(e.into()))?,
+        boot: serde_json::to_vec(&boot)
+            .map_err(|e| failed("writing its boot configuration")(e.into()))?,
     })
 }
 
@@ -254,7 +301,10 @@ pub(crate) async fn live(shared: &Arc<Shared>, entry: &Arc<Entry>, held: Held, p
 }
 
 async fn report(shared: &Shared, entry: &Entry, cause: EndCause) {
-    let report = Report::Died { id: entry.spec.id.clone(), cause };
+    let report = Report::Died {
+        id: entry.spec.id.clone(),
+        cause,
+    };
     if shared.reports.send(report).await.is_err() {
         tracing::debug!(sandbox.id = %entry.spec.id, "nobody takes reports any more");
     }
@@ -268,7 +318,11 @@ fn forget(shared: &Shared, entry: &Entry) {
 
 /// Gives everything back, in reverse. What fails is left to the sweep.
 pub(crate) async fn release(shared: &Arc<Shared>, entry: &Entry, held: Held) {
-    let Held { slot, disk: at, dir } = held;
+    let Held {
+        slot,
+        disk: at,
+        dir,
+    } = held;
     *entry.usage.lock().unwrap_or_else(PoisonError::into_inner) = None;
     shared.dns.remove(slot.address);
     shared.slots.release(slot).await;

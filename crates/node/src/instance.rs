@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use hearth_host::mount;
 use hearth_model::id::SandboxId;
 
+/// Where the network of the last start is kept: sandboxes that are alive have its addresses.
+const NET_FILE: &str = "sandbox-net";
+
 /// The names of one instance.
 #[derive(Debug, Clone)]
 pub struct Instance {
@@ -34,7 +37,31 @@ impl Instance {
                 tag
             }
         };
-        Ok(Self { state: state.to_owned(), tag, net })
+        Ok(Self {
+            state: state.to_owned(),
+            tag,
+            net,
+        })
+    }
+
+    /// The network the instance used last; none before its first start.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn last_net(state: &Path) -> io::Result<Option<(Ipv4Addr, u8)>> {
+        let text = match std::fs::read_to_string(state.join(NET_FILE)) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        Ok(text
+            .trim()
+            .split_once('/')
+            .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?))))
+    }
+
+    pub(crate) fn remember_net(&self) -> io::Result<()> {
+        std::fs::write(self.state.join(NET_FILE), self.cidr())
     }
 
     /// Makes the folders, with `run` shared so that unmounts reach every launcher.
@@ -43,7 +70,12 @@ impl Instance {
         std::fs::set_permissions(&self.state, std::fs::Permissions::from_mode(0o700))?;
         std::fs::create_dir_all(self.run())?;
         mount::make_shared_root(&self.run())?;
-        for dir in [self.netns_dir(), self.disks(), self.sandboxes(), self.state.join("agent")] {
+        for dir in [
+            self.netns_dir(),
+            self.disks(),
+            self.sandboxes(),
+            self.state.join("agent"),
+        ] {
             std::fs::create_dir_all(dir)?;
         }
         Ok(())
@@ -80,10 +112,6 @@ impl Instance {
     }
     pub(crate) fn link(&self, slot: u32) -> String {
         format!("{}{slot}", self.link_prefix())
-    }
-    /// The link that carries the resolver's address.
-    pub fn resolver_link(&self) -> String {
-        format!("hd{}", self.tag)
     }
     pub fn table(&self) -> String {
         format!("hearth_{}", self.tag)

@@ -31,7 +31,9 @@ pub(crate) struct Proof {
 
 /// The kernel's id of this boot.
 pub(crate) fn boot_id() -> io::Result<String> {
-    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?
+        .trim()
+        .to_owned())
 }
 
 impl Record {
@@ -40,8 +42,12 @@ impl Record {
         use std::io::Write as _;
         use std::os::unix::fs::OpenOptionsExt as _;
         let temp = dir.join("record.tmp");
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temp)?;
         file.write_all(&serde_json::to_vec(self)?)?;
         std::fs::rename(temp, dir.join(FILE))
     }

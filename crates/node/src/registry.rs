@@ -72,7 +72,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn entry(&self, id: &SandboxId) -> Option<Arc<Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.entries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(id)
+            .cloned()
     }
 
     pub(crate) fn insert(&self, spec: &SandboxSpec, control_secret: Secret) -> Option<Arc<Entry>> {
@@ -85,7 +89,12 @@ impl Shared {
             released: CancellationToken::new(),
             usage: Mutex::new(None),
         });
-        match self.entries.lock().unwrap_or_else(PoisonError::into_inner).entry(spec.id.clone()) {
+        match self
+            .entries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .entry(spec.id.clone())
+        {
             std::collections::hash_map::Entry::Occupied(_) => None,
             std::collections::hash_map::Entry::Vacant(v) => {
                 v.insert(Arc::clone(&entry));
@@ -95,11 +104,19 @@ impl Shared {
     }
 
     pub(crate) fn remove(&self, id: &SandboxId) {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.entries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(id);
     }
 
     fn ids(&self) -> Vec<SandboxId> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        self.entries
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .keys()
+            .cloned()
+            .collect()
     }
 }
 
@@ -122,18 +139,30 @@ impl Node {
     ) -> Result<(Self, mpsc::Receiver<Report>), OpenError> {
         let instance = Instance::open(&config.state_dir, config.sandbox_net)
             .map_err(OpenError::io("opening the state folder"))?;
-        instance.make_dirs().map_err(OpenError::io("making the state folder's parts"))?;
+        instance
+            .make_dirs()
+            .map_err(OpenError::io("making the state folder's parts"))?;
+        adopt::refuse_changed_network(&instance)?;
+        instance
+            .remember_net()
+            .map_err(OpenError::io("remembering the network"))?;
         let layout = Layout::detect()?;
-        layout.make_parent(&instance.group_parent()).map_err(OpenError::Group)?;
+        layout
+            .make_parent(&instance.group_parent())
+            .map_err(OpenError::Group)?;
         let links = Links::open().map_err(OpenError::io("opening netlink"))?;
-        adopt::refuse_taken_network(&instance).map_err(OpenError::io("reading the routes"))?.map_or(
-            Ok(()),
-            |link| Err(OpenError::NetInUse { net: instance.cidr(), link }),
-        )?;
+        adopt::refuse_taken_network(&instance)
+            .map_err(OpenError::io("reading the routes"))?
+            .map_or(Ok(()), |link| {
+                Err(OpenError::NetInUse {
+                    net: instance.cidr(),
+                    link,
+                })
+            })?;
         links
-            .ensure_dummy(&instance.resolver_link(), instance.resolver())
+            .add_host_address(instance.resolver())
             .await
-            .map_err(OpenError::io("making the resolver's link"))?;
+            .map_err(OpenError::io("adding the resolver's address"))?;
         hearth_host::link::sysctl("net/ipv4/ip_forward", "1")
             .map_err(OpenError::io("switching forwarding on"))?;
         let rules = Rules {
@@ -147,13 +176,23 @@ impl Node {
             .await
             .map_err(OpenError::io("loading the packet filter"))?;
         let dns = hearth_egress::dns::Policies::default();
-        hearth_egress::dns::serve(instance.resolver(), config.dns_upstream.clone(), dns.clone())
-            .await
-            .map_err(OpenError::io("starting the sandboxes' resolver"))?;
+        hearth_egress::dns::serve(
+            instance.resolver(),
+            config.dns_upstream.clone(),
+            dns.clone(),
+        )
+        .await
+        .map_err(OpenError::io("starting the sandboxes' resolver"))?;
         let agent = adopt::place_agent(&instance, config.agent)
             .map_err(OpenError::io("placing the agent"))?;
         let boot_id = crate::record::boot_id().map_err(OpenError::io("reading the boot id"))?;
-        let slots = Arc::new(Slots::new(&instance, &layout, &links, &runtime, config.ready_slots));
+        let slots = Arc::new(Slots::new(
+            &instance,
+            &layout,
+            &links,
+            &runtime,
+            config.ready_slots,
+        ));
         let cpus = std::thread::available_parallelism().map_or(2, usize::from);
         let (reports, receiver) = mpsc::channel(REPORTS);
         let shared = Arc::new(Shared {
@@ -171,7 +210,9 @@ impl Node {
             starting: Semaphore::new(cpus * 2),
             reports,
         });
-        adopt::adopt_all(&shared).await.map_err(OpenError::io("reading the records"))?;
+        adopt::adopt_all(&shared)
+            .await
+            .map_err(OpenError::io("reading the records"))?;
         sweep::once(&shared).await;
         tokio::spawn(slots.keep_ready());
         tokio::spawn(sweep::forever(Arc::clone(&shared)));
@@ -210,7 +251,10 @@ impl Node {
         }
         let address = (*entry.address.borrow())?;
         Some(Reached {
-            endpoint: Endpoint { address, control_secret: entry.control_secret.clone() },
+            endpoint: Endpoint {
+                address,
+                control_secret: entry.control_secret.clone(),
+            },
             gone: entry.gone.clone(),
         })
     }
@@ -226,7 +270,12 @@ impl Node {
     ///
     /// # Errors
     /// When the sandbox is not running or its agent does not answer well.
-    pub async fn logs(&self, id: &SandboxId, start_ms: i64, limit: usize) -> Result<Vec<LogLine>, LogsError> {
+    pub async fn logs(
+        &self,
+        id: &SandboxId,
+        start_ms: i64,
+        limit: usize,
+    ) -> Result<Vec<LogLine>, LogsError> {
         let reached = self.reach(id).ok_or(LogsError::NotRunning)?;
         agent_client::logs(&reached.endpoint, start_ms, limit).await
     }
@@ -251,6 +300,8 @@ pub(crate) fn died(oom_kills: u64) -> EndCause {
     if oom_kills > 0 {
         EndCause::OutOfMemory
     } else {
-        EndCause::Crashed { detail: "the process that carries it ended".into() }
+        EndCause::Crashed {
+            detail: "the process that carries it ended".into(),
+        }
     }
 }

@@ -95,7 +95,11 @@ impl Slots {
         want: usize,
     ) -> Self {
         // Slot 0 is the resolver's /30.
-        let numbers = Numbers { taken: HashSet::new(), last: 0, count: instance.slots() };
+        let numbers = Numbers {
+            taken: HashSet::new(),
+            last: 0,
+            count: instance.slots(),
+        };
         Self {
             instance: instance.clone(),
             layout: layout.clone(),
@@ -111,7 +115,10 @@ impl Slots {
     /// Takes the lowest number after the last one given out, so that a number rests for as
     /// long as possible before it is used again.
     fn number(&self) -> Result<Number, SlotError> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut numbers = self
+            .numbers
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let count = numbers.count;
         let free = (1..count)
             .map(|step| (numbers.last + step - 1) % (count - 1) + 1)
@@ -119,18 +126,27 @@ impl Slots {
             .ok_or(SlotError::Exhausted { slots: count })?;
         numbers.taken.insert(free);
         numbers.last = free;
-        Ok(Number { n: free, taken: Arc::clone(&self.numbers) })
+        Ok(Number {
+            n: free,
+            taken: Arc::clone(&self.numbers),
+        })
     }
 
     /// Takes a given number: that of an adopted sandbox.
     pub(crate) fn adopt(&self, n: u32) -> Option<Slot> {
-        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut numbers = self
+            .numbers
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if n == 0 || n >= numbers.count || !numbers.taken.insert(n) {
             return None;
         }
         numbers.last = numbers.last.max(n);
         drop(numbers);
-        Some(self.describe(Number { n, taken: Arc::clone(&self.numbers) }))
+        Some(self.describe(Number {
+            n,
+            taken: Arc::clone(&self.numbers),
+        }))
     }
 
     fn describe(&self, number: Number) -> Slot {
@@ -138,19 +154,31 @@ impl Slots {
         Slot {
             address: self.instance.address(n),
             link: self.instance.link(n),
-            group: Group::at(&self.layout, &self.instance.group_parent(), &Instance::group_name(n)),
+            group: Group::at(
+                &self.layout,
+                &self.instance.group_parent(),
+                &Instance::group_name(n),
+            ),
             number,
         }
     }
 
     /// Whether a number belongs to somebody: a sandbox, or a slot that is ready or being made.
     pub(crate) fn is_taken(&self, n: u32) -> bool {
-        self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner).taken.contains(&n)
+        self.numbers
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .taken
+            .contains(&n)
     }
 
     /// A ready slot, or one made now.
     pub(crate) async fn take(&self) -> Result<ReadySlot, SlotError> {
-        let ready = self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let ready = self
+            .ready
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .pop();
         self.taken.notify_one();
         match ready {
             Some(slot) => Ok(slot),
@@ -179,10 +207,21 @@ impl Slots {
         let at = self.instance.netns(n);
         let host = link::current_namespace().map_err(SlotError::Network)?;
         let (inner, inner_at) = (net.clone(), at.clone());
-        blocking(move || link::make_inner(&inner_at, &inner, host)).await.map_err(SlotError::Network)?;
-        self.links.finish_outer(&net, GROUP_CLOSED).await.map_err(SlotError::Network)?;
+        blocking(move || link::make_inner(&inner_at, &inner, host))
+            .await
+            .map_err(SlotError::Network)?;
+        self.links
+            .finish_outer(&net, GROUP_CLOSED)
+            .await
+            .map_err(SlotError::Network)?;
         slot.group.create().map_err(SlotError::Group)?;
-        Ok(self.runtime.shell(ShellPlan { group: slot.group.clone(), netns: at }).await?)
+        Ok(self
+            .runtime
+            .shell(ShellPlan {
+                group: slot.group.clone(),
+                netns: at,
+            })
+            .await?)
     }
 
     /// Gives a slot back: its processes end, its link and namespace go. What fails is left
@@ -204,13 +243,21 @@ impl Slots {
     /// Keeps `want` slots ready; runs for the life of the server.
     pub(crate) async fn keep_ready(self: Arc<Self>) {
         loop {
-            let have = self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner).len();
+            let have = self
+                .ready
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .len();
             if have >= self.want {
                 self.taken.notified().await;
                 continue;
             }
             match self.make().await {
-                Ok(slot) => self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(slot),
+                Ok(slot) => self
+                    .ready
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    .push(slot),
                 Err(error) => {
                     tracing::error!(error = %chain(&error), "a slot could not be made ahead of need");
                     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
@@ -221,7 +268,12 @@ impl Slots {
 
     /// Gives all ready slots back; for an orderly end of everything.
     pub(crate) async fn drain(&self) {
-        let ready = std::mem::take(&mut *self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let ready = std::mem::take(
+            &mut *self
+                .ready
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        );
         for ReadySlot { slot, shell } in ready {
             drop(shell);
             self.release(slot).await;
@@ -233,7 +285,9 @@ impl Slots {
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(io::Error::other)?
 }
 
 /// An error and its sources on one line.

@@ -36,12 +36,18 @@ pub(crate) async fn once(shared: &Arc<Shared>) {
 /// Groups first (their processes hold the rest), then links and namespaces.
 async fn slots(shared: &Arc<Shared>) {
     for name in shared.layout.children(&shared.instance.group_parent()) {
-        let Some(n) = name.strip_prefix('s').and_then(|n| n.parse::<u32>().ok()) else { continue };
+        let Some(n) = name.strip_prefix('s').and_then(|n| n.parse::<u32>().ok()) else {
+            continue;
+        };
         if shared.slots.is_taken(n) {
             continue;
         }
         tracing::info!(slot = n, "ending processes that belong to nobody");
-        let group = Group::at(&shared.layout, &shared.instance.group_parent(), &Instance::group_name(n));
+        let group = Group::at(
+            &shared.layout,
+            &shared.instance.group_parent(),
+            &Instance::group_name(n),
+        );
         if let Ok(Err(error)) = blocking(move || Ok(group.kill_and_remove())).await {
             tracing::warn!(slot = n, %error, "a control group that belongs to nobody stays");
         }
@@ -49,7 +55,9 @@ async fn slots(shared: &Arc<Shared>) {
     match shared.links.names(&shared.instance.link_prefix()).await {
         Ok(names) => {
             for name in names {
-                let number = name[shared.instance.link_prefix().len()..].parse::<u32>().ok();
+                let number = name[shared.instance.link_prefix().len()..]
+                    .parse::<u32>()
+                    .ok();
                 if number.is_none_or(|n| !shared.slots.is_taken(n))
                     && let Err(error) = shared.links.delete(&name).await
                 {
@@ -59,8 +67,15 @@ async fn slots(shared: &Arc<Shared>) {
         }
         Err(error) => tracing::warn!(%error, "links cannot be listed"),
     }
-    for file in std::fs::read_dir(shared.instance.netns_dir()).into_iter().flatten().flatten() {
-        let number = file.file_name().to_str().and_then(|n| n.parse::<u32>().ok());
+    for file in std::fs::read_dir(shared.instance.netns_dir())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let number = file
+            .file_name()
+            .to_str()
+            .and_then(|n| n.parse::<u32>().ok());
         if number.is_none_or(|n| !shared.slots.is_taken(n))
             && let Err(error) = hearth_host::netns::remove(&file.path())
         {
@@ -83,7 +98,11 @@ fn sandboxes(shared: &Shared) -> io::Result<()> {
             remove_dir(&entry.path())?;
         }
     }
-    for id in shared.store.list_sandbox_images().map_err(io::Error::other)? {
+    for id in shared
+        .store
+        .list_sandbox_images()
+        .map_err(io::Error::other)?
+    {
         if shared.entry(&id).is_none() {
             shared.store.remove(&id).map_err(io::Error::other)?;
         }
@@ -101,8 +120,12 @@ fn sandboxes(shared: &Shared) -> io::Result<()> {
 pub(crate) async fn dismantle(shared: &Arc<Shared>) {
     shared.slots.drain().await;
     once(shared).await;
-    if let Err(error) = shared.links.delete(&shared.instance.resolver_link()).await {
-        tracing::warn!(%error, "the resolver's link stays");
+    if let Err(error) = shared
+        .links
+        .remove_host_address(shared.instance.resolver())
+        .await
+    {
+        tracing::warn!(%error, "the resolver's address stays");
     }
     let instance = shared.instance.clone();
     let layout = shared.layout.clone();

@@ -22,7 +22,12 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(group: Group, disk: PathBuf) -> Self {
-        Self { group, disk, last: None, pct: 0.0 }
+        Self {
+            group,
+            disk,
+            last: None,
+            pct: 0.0,
+        }
     }
 
     /// None when the sandbox is just ending.
@@ -39,7 +44,10 @@ impl Meter {
             Some(_) => {}
             None => self.last = Some((now, counters.cpu_ns)),
         }
-        let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+        let at_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis();
         Some(Usage {
             at_ms: i64::try_from(at_ms).unwrap_or(i64::MAX),
             vcpu: spec.size.vcpu,

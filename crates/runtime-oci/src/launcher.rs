@@ -71,14 +71,25 @@ pub fn main(setup: &str) -> io::Result<()> {
         return Err(io::Error::other("an order without a program"));
     };
     let program = CString::new(program.as_str())?;
-    Err(std::process::Command::new(program.to_string_lossy().as_ref()).args(args).stdin(boot).exec())
+    Err(
+        std::process::Command::new(program.to_string_lossy().as_ref())
+            .args(args)
+            .stdin(boot)
+            .exec(),
+    )
 }
 
 /// gVisor holds a descriptor for each file the sandbox has open.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let have = getrlimit(Resource::Nofile);
-    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, maximum: have.maximum }) {
+    if let Err(e) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: have.maximum,
+            maximum: have.maximum,
+        },
+    ) {
         eprintln!("the descriptor limit stays at {:?}: {e}", have.current);
     }
 }

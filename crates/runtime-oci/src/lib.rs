@@ -51,7 +51,11 @@ impl Gvisor {
             boundary: "system calls are served by a kernel in user space; no guest instruction reaches the host's kernel interface directly",
             version: runsc.version.clone(),
         };
-        Self { capabilities, runsc, program }
+        Self {
+            capabilities,
+            runsc,
+            program,
+        }
     }
 }
 
@@ -81,7 +85,11 @@ struct GvisorShell {
 
 fn shell_fault(what: &str) -> impl FnOnce(io::Error) -> ShellError {
     let what = what.to_owned();
-    move |e| ShellError { tier: "gvisor", what, source: Some(e) }
+    move |e| ShellError {
+        tier: "gvisor",
+        what,
+        source: Some(e),
+    }
 }
 
 impl GvisorShell {
@@ -91,7 +99,8 @@ impl GvisorShell {
             attach: plan.group.attach_files(),
             cover_net_core: gvisor.runsc.needs_net_core_cover,
         };
-        let setup = serde_json::to_string(&setup).map_err(|e| shell_fault("writing its setup")(e.into()))?;
+        let setup = serde_json::to_string(&setup)
+            .map_err(|e| shell_fault("writing its setup")(e.into()))?;
         let (order_read, order) = pipe().map_err(shell_fault("making a pipe"))?;
         let (answer, answer_write) = pipe().map_err(shell_fault("making a pipe"))?;
         let log = memfd("runsc-log").map_err(shell_fault("making a log"))?;
@@ -117,11 +126,22 @@ impl GvisorShell {
             Ok(Err(e)) => Err(shell_fault("reading from the launcher")(e)),
             Ok(Ok(_)) => {
                 let what = format!("the launcher ended: {}", tail(&shell.log));
-                Err(ShellError { tier: "gvisor", what, source: None })
+                Err(ShellError {
+                    tier: "gvisor",
+                    what,
+                    source: None,
+                })
             }
             Err(_) => {
-                let what = format!("the launcher was not in place after {} s", ARM_DEADLINE.as_secs());
-                Err(ShellError { tier: "gvisor", what, source: None })
+                let what = format!(
+                    "the launcher was not in place after {} s",
+                    ARM_DEADLINE.as_secs()
+                );
+                Err(ShellError {
+                    tier: "gvisor",
+                    what,
+                    source: None,
+                })
             }
         }
     }
@@ -135,9 +155,12 @@ impl GvisorShell {
             boot: String::from_utf8_lossy(&plan.boot).into_owned(),
             meminfo: plan.dir.join(bundle::MEMINFO),
         };
-        let mut line = serde_json::to_vec(&order).map_err(|e| fault("writing the order")(e.into()))?;
+        let mut line =
+            serde_json::to_vec(&order).map_err(|e| fault("writing the order")(e.into()))?;
         line.push(b'\n');
-        self.order.write_all(&line).map_err(fault("ordering the launcher"))?;
+        self.order
+            .write_all(&line)
+            .map_err(fault("ordering the launcher"))?;
 
         let Some(child) = self.child.take() else {
             return Err(fault("starting")(io::ErrorKind::NotFound.into()));
@@ -145,15 +168,28 @@ impl GvisorShell {
         let waited = tokio::time::timeout(START_DEADLINE, async {
             let status = child.wait().await.map_err(fault("waiting for runsc"))?;
             if status != 0 {
-                return Err(StartError::Exited { program: "runsc", status, log: tail(&self.log) });
+                return Err(StartError::Exited {
+                    program: "runsc",
+                    status,
+                    log: tail(&self.log),
+                });
             }
-            let line = self.answers.next().await.map_err(fault("reading from the agent"))?;
+            let line = self
+                .answers
+                .next()
+                .await
+                .map_err(fault("reading from the agent"))?;
             match line.as_deref() {
                 Some(hearth_boot::READY_LINE) => Ok(()),
                 Some(other) => Err(StartError::AgentFailed {
-                    reason: other.trim_start_matches(hearth_boot::FAILED_PREFIX).trim().to_owned(),
+                    reason: other
+                        .trim_start_matches(hearth_boot::FAILED_PREFIX)
+                        .trim()
+                        .to_owned(),
                 }),
-                None => Err(StartError::AgentFailed { reason: format!("it ended: {}", tail(&self.log)) }),
+                None => Err(StartError::AgentFailed {
+                    reason: format!("it ended: {}", tail(&self.log)),
+                }),
             }
         })
         .await;
@@ -161,7 +197,10 @@ impl GvisorShell {
             Ok(result) => result?,
             Err(_) => {
                 child.kill();
-                return Err(StartError::Silent { seconds: START_DEADLINE.as_secs(), log: tail(&self.log) });
+                return Err(StartError::Silent {
+                    seconds: START_DEADLINE.as_secs(),
+                    log: tail(&self.log),
+                });
             }
         }
         let pid = std::fs::read_to_string(&pid_file)
@@ -201,7 +240,10 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 fn memfd(name: &str) -> io::Result<File> {
-    Ok(File::from(rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?))
+    Ok(File::from(rustix::fs::memfd_create(
+        name,
+        rustix::fs::MemfdFlags::CLOEXEC,
+    )?))
 }
 
 /// The end of what `runsc` and the launcher wrote to standard error.
@@ -228,7 +270,10 @@ const MAX_LINE: usize = 4096;
 
 impl Lines {
     fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { pipe: tokio::net::unix::pipe::Receiver::from_owned_fd(fd)?, have: Vec::new() })
+        Ok(Self {
+            pipe: tokio::net::unix::pipe::Receiver::from_owned_fd(fd)?,
+            have: Vec::new(),
+        })
     }
 
     async fn next(&mut self) -> io::Result<Option<String>> {
@@ -240,7 +285,9 @@ impl Lines {
                 return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
             }
             if self.have.len() > MAX_LINE {
-                return Err(io::Error::other("a line of the agent is longer than 4096 bytes"));
+                return Err(io::Error::other(
+                    "a line of the agent is longer than 4096 bytes",
+                ));
             }
             if self.pipe.read_buf(&mut self.have).await? == 0 {
                 return Ok(None);

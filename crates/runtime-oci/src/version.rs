@@ -19,9 +19,13 @@ pub struct Runsc {
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    #[error("runsc cannot be started; install it (Debian package `runsc`, from backports on Debian 12)")]
+    #[error(
+        "runsc cannot be started; install it (Debian package `runsc`, from backports on Debian 12)"
+    )]
     Missing(#[source] std::io::Error),
-    #[error("runsc {version} is older than {OLDEST}; it has no systrap platform. Install the one from Debian backports or a current release")]
+    #[error(
+        "runsc {version} is older than {OLDEST}; it has no systrap platform. Install the one from Debian backports or a current release"
+    )]
     TooOld { version: String },
     #[error("`runsc --version` said {said:?}, which has no date in it")]
     Unreadable { said: String },
@@ -33,14 +37,26 @@ impl Runsc {
     /// # Errors
     /// When it is missing, too old or unreadable.
     pub fn probe() -> Result<Self, ProbeError> {
-        let out = Command::new("runsc").arg("--version").output().map_err(ProbeError::Missing)?;
+        let out = Command::new("runsc")
+            .arg("--version")
+            .output()
+            .map_err(ProbeError::Missing)?;
         let said = String::from_utf8_lossy(&out.stdout).into_owned();
         let date = date_in(&said).ok_or_else(|| ProbeError::Unreadable { said: said.clone() })?;
-        let version = said.lines().next().unwrap_or("").trim_start_matches("runsc version ").to_owned();
+        let version = said
+            .lines()
+            .next()
+            .unwrap_or("")
+            .trim_start_matches("runsc version ")
+            .to_owned();
         if date < OLDEST {
             return Err(ProbeError::TooOld { version });
         }
-        Ok(Self { path: PathBuf::from("runsc"), version, needs_net_core_cover: date < NET_CORE_FIXED })
+        Ok(Self {
+            path: PathBuf::from("runsc"),
+            version,
+            needs_net_core_cover: date < NET_CORE_FIXED,
+        })
     }
 
     pub(crate) fn run_args(&self, dir: &Path, pid_file: &Path) -> Vec<String> {
@@ -70,7 +86,10 @@ impl Runsc {
 
 /// `release-20260101.0` and `0.0~20240729.0` both hold a day.
 fn date_in(text: &str) -> Option<u32> {
-    text.split(|c: char| !c.is_ascii_digit()).find(|run| run.len() == 8 && run.starts_with("20"))?.parse().ok()
+    text.split(|c: char| !c.is_ascii_digit())
+        .find(|run| run.len() == 8 && run.starts_with("20"))?
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -79,8 +98,14 @@ mod tests {
 
     #[test]
     fn both_forms_of_a_version_hold_a_day() {
-        assert_eq!(date_in("runsc version 0.0~20240729.0\nspec: 1.0.2-dev"), Some(2024_07_29));
-        assert_eq!(date_in("runsc version release-20260803.0"), Some(2026_08_03));
+        assert_eq!(
+            date_in("runsc version 0.0~20240729.0\nspec: 1.0.2-dev"),
+            Some(2024_07_29)
+        );
+        assert_eq!(
+            date_in("runsc version release-20260803.0"),
+            Some(2026_08_03)
+        );
         assert_eq!(date_in("runsc version VERSION_MISSING"), None);
     }
 }

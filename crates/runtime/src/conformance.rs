@@ -44,23 +44,50 @@ pub struct Output {
 }
 
 /// A check's name and what it does.
-pub type Check = (&'static str, fn(&dyn Subject) -> BoxFuture<'_, Result<(), String>>);
+pub type Check = (
+    &'static str,
+    fn(&dyn Subject) -> BoxFuture<'_, Result<(), String>>,
+);
 
 /// The list.
 pub const CHECKS: &[Check] = &[
-    ("runs commands and keeps their status", |s| Box::pin(runs(s))),
-    ("shows its own processes, kernel and memory size, not the host's", |s| Box::pin(shows_its_own(s))),
-    ("limits read back as asked", |s| Box::pin(limits_read_back(s))),
+    ("runs commands and keeps their status", |s| {
+        Box::pin(runs(s))
+    }),
+    (
+        "shows its own processes, kernel and memory size, not the host's",
+        |s| Box::pin(shows_its_own(s)),
+    ),
+    ("limits read back as asked", |s| {
+        Box::pin(limits_read_back(s))
+    }),
     ("the CPU limit is hit", |s| Box::pin(cpu_is_hit(s))),
-    ("a fork bomb gets EAGAIN and the sandbox lives", |s| Box::pin(fork_bomb(s))),
-    ("a full disk is ENOSPC and passes", |s| Box::pin(full_disk(s))),
-    ("the disk's throughput limit is hit", |s| Box::pin(io_is_hit(s))),
-    ("a memory hog is stopped and a neighbour does not notice", |s| Box::pin(memory_hog(s))),
-    ("an end leaves no process and no group", |s| Box::pin(end_leaves_nothing(s))),
-    ("a death from outside is noticed", |s| Box::pin(death_is_noticed(s))),
+    ("a fork bomb gets EAGAIN and the sandbox lives", |s| {
+        Box::pin(fork_bomb(s))
+    }),
+    ("a full disk is ENOSPC and passes", |s| {
+        Box::pin(full_disk(s))
+    }),
+    ("the disk's throughput limit is hit", |s| {
+        Box::pin(io_is_hit(s))
+    }),
+    (
+        "a memory hog is stopped and a neighbour does not notice",
+        |s| Box::pin(memory_hog(s)),
+    ),
+    ("an end leaves no process and no group", |s| {
+        Box::pin(end_leaves_nothing(s))
+    }),
+    ("a death from outside is noticed", |s| {
+        Box::pin(death_is_noticed(s))
+    }),
 ];
 
-const SMALL: Size = Size { vcpu: 1, memory_mib: 512, disk_mib: 0 };
+const SMALL: Size = Size {
+    vcpu: 1,
+    memory_mib: 512,
+    disk_mib: 0,
+};
 
 fn ensure(holds: bool, saw: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(saw()) }
@@ -69,9 +96,14 @@ fn ensure(holds: bool, saw: impl FnOnce() -> String) -> Result<(), String> {
 async fn runs(subject: &dyn Subject) -> Result<(), String> {
     let sandbox = subject.start(SMALL).await?;
     let out = sandbox.sh("echo out; echo err >&2; id -u; exit 7").await?;
-    ensure(out.status == 7 && out.stdout == "out\n0\n" && out.stderr == "err\n", || format!("{out:?}"))?;
+    ensure(
+        out.status == 7 && out.stdout == "out\n0\n" && out.stderr == "err\n",
+        || format!("{out:?}"),
+    )?;
     let killed = sandbox.sh("kill -9 $$").await?;
-    ensure(killed.status == 137, || format!("after SIGKILL: {killed:?}"))?;
+    ensure(killed.status == 137, || {
+        format!("after SIGKILL: {killed:?}")
+    })?;
     sandbox.end().await;
     Ok(())
 }
@@ -79,27 +111,45 @@ async fn runs(subject: &dyn Subject) -> Result<(), String> {
 async fn shows_its_own(subject: &dyn Subject) -> Result<(), String> {
     let sandbox = subject.start(SMALL).await?;
     let processes = sandbox.sh("ls -d /proc/[0-9]* | wc -l").await?;
-    let count: usize = processes.stdout.trim().parse().map_err(|_| format!("{processes:?}"))?;
+    let count: usize = processes
+        .stdout
+        .trim()
+        .parse()
+        .map_err(|_| format!("{processes:?}"))?;
     ensure(count < 20, || format!("{count} processes are seen inside"))?;
     let memory = sandbox.sh("grep MemTotal /proc/meminfo").await?;
-    ensure(memory.stdout.contains(&(512 * 1024).to_string()), || format!("{memory:?}"))?;
+    ensure(memory.stdout.contains(&(512 * 1024).to_string()), || {
+        format!("{memory:?}")
+    })?;
     let host = std::fs::read_to_string("/proc/version").map_err(|e| e.to_string())?;
     let kernel = sandbox.sh("cat /proc/version").await?;
-    ensure(kernel.stdout != host, || "the host's kernel answers inside".into())?;
+    ensure(kernel.stdout != host, || {
+        "the host's kernel answers inside".into()
+    })?;
     sandbox.end().await;
     Ok(())
 }
 
 async fn limits_read_back(subject: &dyn Subject) -> Result<(), String> {
-    let size = Size { vcpu: 2, memory_mib: 768, ..SMALL };
+    let size = Size {
+        vcpu: 2,
+        memory_mib: 768,
+        ..SMALL
+    };
     let sandbox = subject.start(size).await?;
     let limits = sandbox.group().read_back().map_err(|e| e.to_string())?;
     ensure(limits.cpu_milli == 2000, || format!("{limits:?}"))?;
     // Above the size, for what carries the sandbox; not by half as much again.
     let mib = limits.memory_bytes >> 20;
-    ensure((768..1152).contains(&mib), || format!("memory of {mib} MiB"))?;
-    ensure((1000..1_000_000).contains(&limits.pids), || format!("{limits:?}"))?;
-    ensure(sandbox.group().pids().contains(&sandbox.pid()), || "its process is not in its group".into())?;
+    ensure((768..1152).contains(&mib), || {
+        format!("memory of {mib} MiB")
+    })?;
+    ensure((1000..1_000_000).contains(&limits.pids), || {
+        format!("{limits:?}")
+    })?;
+    ensure(sandbox.group().pids().contains(&sandbox.pid()), || {
+        "its process is not in its group".into()
+    })?;
     sandbox.end().await;
     Ok(())
 }
@@ -109,18 +159,27 @@ async fn cpu_is_hit(subject: &dyn Subject) -> Result<(), String> {
     let group = sandbox.group();
     let before = group.counters().map_err(|e| e.to_string())?.cpu_ns;
     let begun = std::time::Instant::now();
-    let out = sandbox.sh("for i in 1 2 3 4; do timeout 2 bash -c 'while :; do :; done' & done; wait; echo done").await?;
+    let out = sandbox
+        .sh("for i in 1 2 3 4; do timeout 2 bash -c 'while :; do :; done' & done; wait; echo done")
+        .await?;
     let wall = begun.elapsed().as_nanos();
     ensure(out.stdout == "done\n", || format!("{out:?}"))?;
     let used = u128::from(group.counters().map_err(|e| e.to_string())?.cpu_ns - before);
     // One CPU was allowed; a period's slack.
-    ensure(used < wall + wall / 5, || format!("{used} ns of CPU in {wall} ns with one CPU allowed"))?;
+    ensure(used < wall + wall / 5, || {
+        format!("{used} ns of CPU in {wall} ns with one CPU allowed")
+    })?;
     sandbox.end().await;
     Ok(())
 }
 
 async fn fork_bomb(subject: &dyn Subject) -> Result<(), String> {
-    let sandbox = subject.start(Size { memory_mib: 2048, ..SMALL }).await?;
+    let sandbox = subject
+        .start(Size {
+            memory_mib: 2048,
+            ..SMALL
+        })
+        .await?;
     let script = r#"exec python3 -c '
 import os, errno, signal
 pids = []
@@ -141,7 +200,9 @@ for pid in pids:
     let out = sandbox.sh(script).await?;
     ensure(out.stdout == "EAGAIN True\n", || format!("{out:?}"))?;
     let after = sandbox.sh("echo alive").await?;
-    ensure(after.stdout == "alive\n", || format!("afterwards: {after:?}"))?;
+    ensure(after.stdout == "alive\n", || {
+        format!("afterwards: {after:?}")
+    })?;
     sandbox.end().await;
     Ok(())
 }
@@ -179,10 +240,14 @@ async fn io_is_hit(subject: &dyn Subject) -> Result<(), String> {
     // limit a fraction of one. Slower is never wrong here.
     sandbox.limit_io(16 << 20)?;
     let begun = std::time::Instant::now();
-    let out = sandbox.sh("dd if=/dev/zero of=/f bs=1M count=48 conv=fsync status=none && echo ok").await?;
+    let out = sandbox
+        .sh("dd if=/dev/zero of=/f bs=1M count=48 conv=fsync status=none && echo ok")
+        .await?;
     let took = begun.elapsed();
     ensure(out.stdout == "ok\n", || format!("{out:?}"))?;
-    ensure(took.as_millis() > 2000, || format!("48 MiB were written in {took:?} at a limit of 16 MiB/s"))?;
+    ensure(took.as_millis() > 2000, || {
+        format!("48 MiB were written in {took:?} at a limit of 16 MiB/s")
+    })?;
     sandbox.end().await;
     Ok(())
 }
@@ -196,12 +261,16 @@ print("kept 2 GiB")
 '"#;
     // Either the process is killed and the sandbox lives, or the sandbox dies of it.
     if let Ok(out) = hog.sh(script).await {
-        ensure(out.status != 0 && out.stdout.is_empty(), || format!("2 GiB in 512 MiB: {out:?}"))?;
+        ensure(out.status != 0 && out.stdout.is_empty(), || {
+            format!("2 GiB in 512 MiB: {out:?}")
+        })?;
     }
     let used = neighbour.group().counters().map_err(|e| e.to_string())?;
     ensure(used.oom_kills == 0, || format!("the neighbour: {used:?}"))?;
     let out = neighbour.sh("echo undisturbed").await?;
-    ensure(out.stdout == "undisturbed\n", || format!("the neighbour: {out:?}"))?;
+    ensure(out.stdout == "undisturbed\n", || {
+        format!("the neighbour: {out:?}")
+    })?;
     hog.end().await;
     neighbour.end().await;
     Ok(())
@@ -209,14 +278,22 @@ print("kept 2 GiB")
 
 async fn end_leaves_nothing(subject: &dyn Subject) -> Result<(), String> {
     let sandbox = subject.start(SMALL).await?;
-    sandbox.sh("for i in 1 2 3; do sleep 1000 >/dev/null 2>&1 & done").await?;
+    sandbox
+        .sh("for i in 1 2 3; do sleep 1000 >/dev/null 2>&1 & done")
+        .await?;
     let group = sandbox.group();
     let pids = group.pids();
-    ensure(!pids.is_empty(), || "no process in its group while it ran".into())?;
+    ensure(!pids.is_empty(), || {
+        "no process in its group while it ran".into()
+    })?;
     sandbox.end().await;
     ensure(!sandbox.is_running(), || "the node still has it".into())?;
-    ensure(group.pids().is_empty(), || format!("left: {:?}", group.pids()))?;
-    ensure(group.counters().is_err(), || "its group is still there".into())?;
+    ensure(group.pids().is_empty(), || {
+        format!("left: {:?}", group.pids())
+    })?;
+    ensure(group.counters().is_err(), || {
+        "its group is still there".into()
+    })?;
     for pid in pids {
         ensure(!is_alive(pid), || format!("process {pid} is left"))?;
     }
@@ -226,7 +303,9 @@ async fn end_leaves_nothing(subject: &dyn Subject) -> Result<(), String> {
 /// One that init has not reaped yet is dead too.
 fn is_alive(pid: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
+        !stat
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
     })
 }
 
@@ -235,5 +314,7 @@ async fn death_is_noticed(subject: &dyn Subject) -> Result<(), String> {
     let group = sandbox.group();
     hearth_host::process::kill(sandbox.pid());
     sandbox.died().await;
-    ensure(group.counters().is_err(), || "its group is still there".into())
+    ensure(group.counters().is_err(), || {
+        "its group is still there".into()
+    })
 }

@@ -72,7 +72,11 @@ pub enum StartError {
         source: std::io::Error,
     },
     #[error("{program} ended with status {status}: {log}")]
-    Exited { program: &'static str, status: i32, log: String },
+    Exited {
+        program: &'static str,
+        status: i32,
+        log: String,
+    },
     #[error("the agent refused to serve: {reason}")]
     AgentFailed { reason: String },
     #[error("no answer from the agent within {seconds} s: {log}")]

@@ -30,7 +30,10 @@ fn target_dir() -> PathBuf {
 
 #[test]
 fn gvisor_conforms() {
-    let scratch = tempfile::Builder::new().prefix("hearth-conformance-").tempdir_in("/var/tmp").expect("a folder");
+    let scratch = tempfile::Builder::new()
+        .prefix("hearth-conformance-")
+        .tempdir_in("/var/tmp")
+        .expect("a folder");
     let at = scratch.path().join("netns");
     hearth_host::netns::create(&at, || Ok(())).expect("a network namespace");
     let enter = at.clone();
@@ -41,7 +44,9 @@ fn gvisor_conforms() {
         .expect("a runtime");
     let state = scratch.path().join("state");
     // On a thread of the runtime: this one is not in the namespace.
-    let failures = runtime.block_on(async { tokio::spawn(run(state)).await }).expect("the suite ran");
+    let failures = runtime
+        .block_on(async { tokio::spawn(run(state)).await })
+        .expect("the suite ran");
     drop(runtime);
     hearth_host::netns::remove(&at).expect("the namespace goes");
     assert!(failures.is_empty(), "{failures:#?}");
@@ -49,7 +54,10 @@ fn gvisor_conforms() {
 
 async fn run(state: PathBuf) -> Vec<String> {
     let node = open(&state).await;
-    let subject = OnNode { node: node.clone(), state };
+    let subject = OnNode {
+        node: node.clone(),
+        state,
+    };
     let mut failures = Vec::new();
     for (name, check) in CHECKS {
         let begun = Instant::now();
@@ -66,10 +74,15 @@ async fn run(state: PathBuf) -> Vec<String> {
 }
 
 async fn open(state: &Path) -> Node {
-    let cache = PathBuf::from(std::env::var("HEARTH_CACHE_DIR").unwrap_or("/var/cache/hearth".into()));
+    let cache =
+        PathBuf::from(std::env::var("HEARTH_CACHE_DIR").unwrap_or("/var/cache/hearth".into()));
     let store = hearth_host_tests_store(state, &cache).await;
-    let agent = target_dir().join(format!("{}-unknown-linux-gnu/agent/hearth-agent", std::env::consts::ARCH));
-    let agent = std::fs::read(&agent).unwrap_or_else(|e| panic!("{}: {e}; run `make build`", agent.display()));
+    let agent = target_dir().join(format!(
+        "{}-unknown-linux-gnu/agent/hearth-agent",
+        std::env::consts::ARCH
+    ));
+    let agent = std::fs::read(&agent)
+        .unwrap_or_else(|e| panic!("{}: {e}; run `make build`", agent.display()));
     let config = NodeConfig {
         state_dir: state.to_owned(),
         sandbox_net: (Ipv4Addr::new(10, 231, 0, 0), 16),
@@ -81,9 +94,13 @@ async fn open(state: &Path) -> Node {
         disk_bps: 1 << 30,
     };
     let runsc = hearth_runtime_oci::Runsc::probe().expect("runsc");
-    let program = std::fs::canonicalize(target_dir().join("release/hearth")).expect("`make build` was run");
+    let program =
+        std::fs::canonicalize(target_dir().join("release/hearth")).expect("`make build` was run");
     let tier = Arc::new(hearth_runtime_oci::Gvisor::new(runsc, program));
-    Node::open(config, tier, Arc::new(store)).await.expect("the node opens").0
+    Node::open(config, tier, Arc::new(store))
+        .await
+        .expect("the node opens")
+        .0
 }
 
 /// Sandboxes as the node makes them.
@@ -99,22 +116,42 @@ impl Subject for OnNode {
                 id: SandboxId::random(),
                 team: TeamId::parse("conformance").map_err(|e| e.to_string())?,
                 template: TemplateId::parse("base").map_err(|e| e.to_string())?,
-                size: Size { disk_mib: limits::DEFAULT_DISK_MIB, ..size },
+                size: Size {
+                    disk_mib: limits::DEFAULT_DISK_MIB,
+                    ..size
+                },
                 env: BTreeMap::new(),
                 internet: Internet::Closed,
                 access_token: Secret::random(),
             };
-            let started = self.node.create(spec.clone()).await.map_err(|e| e.to_string())?;
-            let record = self.state.join("run/sandboxes").join(spec.id.as_str()).join("record.json");
+            let started = self
+                .node
+                .create(spec.clone())
+                .await
+                .map_err(|e| e.to_string())?;
+            let record = self
+                .state
+                .join("run/sandboxes")
+                .join(spec.id.as_str())
+                .join("record.json");
             let record: serde_json::Value =
-                serde_json::from_slice(&std::fs::read(record).map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+                serde_json::from_slice(&std::fs::read(record).map_err(|e| e.to_string())?)
+                    .map_err(|e| e.to_string())?;
             let slot = record["slot"].as_u64().ok_or("no slot in the record")?;
-            let tag = std::fs::read_to_string(self.state.join("instance")).map_err(|e| e.to_string())?;
+            let tag =
+                std::fs::read_to_string(self.state.join("instance")).map_err(|e| e.to_string())?;
             let layout = Layout::detect().map_err(|e| e.to_string())?;
             Ok(Box::new(Sandbox {
                 disk: self.state.join("run/disks").join(spec.id.as_str()),
-                group: Group::at(&layout, &format!("hearth-{}", tag.trim()), &format!("s{slot}")),
-                pid: record["process"]["pid"].as_i64().and_then(|p| i32::try_from(p).ok()).ok_or("no pid")?,
+                group: Group::at(
+                    &layout,
+                    &format!("hearth-{}", tag.trim()),
+                    &format!("s{slot}"),
+                ),
+                pid: record["process"]["pid"]
+                    .as_i64()
+                    .and_then(|p| i32::try_from(p).ok())
+                    .ok_or("no pid")?,
                 node: self.node.clone(),
                 address: started.address,
                 spec,
@@ -148,7 +185,9 @@ impl Live for Sandbox {
 
     fn limit_io(&self, bps: u64) -> Result<(), String> {
         use std::os::unix::fs::MetadataExt as _;
-        let device = std::fs::metadata(&self.disk).map_err(|e| e.to_string())?.dev();
+        let device = std::fs::metadata(&self.disk)
+            .map_err(|e| e.to_string())?
+            .dev();
         let number = |n: u64| u32::try_from(n).map_err(|e| e.to_string());
         let io = IoLimits {
             major: number(nix::sys::stat::major(device))?,
@@ -175,7 +214,10 @@ impl Live for Sandbox {
         Box::pin(async move {
             let deadline = Instant::now() + Duration::from_secs(60);
             while self.node.ids().contains(&self.spec.id) {
-                assert!(Instant::now() < deadline, "the death was not noticed within 60 s");
+                assert!(
+                    Instant::now() < deadline,
+                    "the death was not noticed within 60 s"
+                );
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
@@ -188,8 +230,12 @@ impl Sandbox {
         fn text(e: impl std::fmt::Display) -> String {
             e.to_string()
         }
-        let stream = tokio::net::TcpStream::connect((self.address, limits::AGENT_PORT)).await.map_err(text)?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(text)?;
+        let stream = tokio::net::TcpStream::connect((self.address, limits::AGENT_PORT))
+            .await
+            .map_err(text)?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(text)?;
         tokio::spawn(connection);
         let message = serde_json::json!({ "process": { "cmd": "/bin/bash", "args": ["-c", script] }, "stdin": false });
         let message = serde_json::to_vec(&message).map_err(text)?;
@@ -202,20 +248,33 @@ impl Sandbox {
             .header("connect-protocol-version", "1")
             .header("x-access-token", self.spec.access_token.expose())
             // The user by basic authentication: `root:`.
-            .header("authorization", format!("Basic {}", STANDARD.encode("root:")))
+            .header(
+                "authorization",
+                format!("Basic {}", STANDARD.encode("root:")),
+            )
             .body(Full::new(bytes::Bytes::from(body)))
             .map_err(text)?;
         let answer = sender.send_request(request).await.map_err(text)?;
         let bytes = answer.into_body().collect().await.map_err(text)?.to_bytes();
-        let mut output = Output { status: -1, stdout: String::new(), stderr: String::new() };
+        let mut output = Output {
+            status: -1,
+            stdout: String::new(),
+            stderr: String::new(),
+        };
         let mut rest = &bytes[..];
         while rest.len() >= 5 {
             let length = u32::from_be_bytes([rest[1], rest[2], rest[3], rest[4]]) as usize;
-            let frame: serde_json::Value = serde_json::from_slice(&rest[5..5 + length]).map_err(text)?;
+            let frame: serde_json::Value =
+                serde_json::from_slice(&rest[5..5 + length]).map_err(text)?;
             let event = &frame["event"];
-            for (name, into) in [("stdout", &mut output.stdout), ("stderr", &mut output.stderr)] {
+            for (name, into) in [
+                ("stdout", &mut output.stdout),
+                ("stderr", &mut output.stderr),
+            ] {
                 if let Some(data) = event["data"][name].as_str() {
-                    into.push_str(&String::from_utf8_lossy(&STANDARD.decode(data).map_err(text)?));
+                    into.push_str(&String::from_utf8_lossy(
+                        &STANDARD.decode(data).map_err(text)?,
+                    ));
                 }
             }
             if !event["end"].is_null() {

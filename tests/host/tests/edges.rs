@@ -11,12 +11,27 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hearth-host", &[]),
     ("hearth-image", &["hearth-model", "hearth-host"]),
     ("hearth-runtime", &["hearth-model", "hearth-host"]),
-    ("hearth-runtime-oci", &["hearth-model", "hearth-wire", "hearth-host", "hearth-runtime"]),
+    (
+        "hearth-runtime-oci",
+        &[
+            "hearth-model",
+            "hearth-wire",
+            "hearth-host",
+            "hearth-runtime",
+        ],
+    ),
     ("hearth-agent", &["hearth-model", "hearth-wire"]),
     ("hearth-egress", &["hearth-model", "hearth-host"]),
     (
         "hearth-node",
-        &["hearth-model", "hearth-wire", "hearth-host", "hearth-image", "hearth-runtime", "hearth-egress"],
+        &[
+            "hearth-model",
+            "hearth-wire",
+            "hearth-host",
+            "hearth-image",
+            "hearth-runtime",
+            "hearth-egress",
+        ],
     ),
     ("hearth-control", &["hearth-model", "hearth-wire"]),
     ("hearth-edge", &["hearth-model"]),
@@ -30,8 +45,13 @@ fn dependencies_point_down() {
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .output()
         .expect("cargo runs");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON");
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&out.stdout).expect("cargo metadata is JSON");
     let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
     let mut seen = 0;
     for package in metadata["packages"].as_array().expect("packages") {
@@ -39,7 +59,9 @@ fn dependencies_point_down() {
         if TOP.contains(&name) {
             continue;
         }
-        let may = allowed.get(name).unwrap_or_else(|| panic!("{name} is not in the table of rooms"));
+        let may = allowed
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} is not in the table of rooms"));
         for dependency in package["dependencies"].as_array().expect("dependencies") {
             let on = dependency["name"].as_str().expect("a name");
             if on.starts_with("hearth") {

@@ -35,7 +35,9 @@ fn one_line_sources_with_and_without_options() {
         deb http://sec.test/debian bookworm-security main\n\
         deb http://c.test/debian bookworm contrib\n";
     assert_eq!(derived("sources.list", line), "");
-    let line = format!("{line}  deb http://a.test/debian bookworm contrib main # ours\ndeb http://b.test/x bookworm main\n");
+    let line = format!(
+        "{line}  deb http://a.test/debian bookworm contrib main # ours\ndeb http://b.test/x bookworm main\n"
+    );
     assert_eq!(derived("sources.list", &line), PLAIN);
     let line = "deb [ arch=amd64 signed-by=/usr/share/keyrings/k.gpg ] http://a.test/debian bookworm main\n";
     assert_eq!(

@@ -3,24 +3,23 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use super::{Failure, Outcome};
-use crate::serve::ServeArgs;
+use super::{Failure, Folders, Outcome};
 use crate::wiring::{self, STOP_DEADLINE, StateLock};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct DownArgs {
     #[command(flatten)]
-    serve: Box<ServeArgs>,
+    folders: Folders,
 }
 
 pub(crate) async fn run(args: DownArgs) -> Outcome {
-    let state = &args.serve.folders.state_dir;
+    let state = &args.folders.state_dir;
     if !state.join("instance").exists() {
         println!("nothing was started from {}", state.display());
         return Ok(ExitCode::SUCCESS);
     }
     let lock = take_over(state).await?;
-    let count = wiring::end_everything(&args.serve).await?;
+    let count = wiring::end_everything(&args.folders).await?;
     drop(lock);
     println!("ended {count} sandboxes; nothing of this instance is left running");
     Ok(ExitCode::SUCCESS)
@@ -31,11 +30,17 @@ async fn take_over(state: &std::path::Path) -> Result<StateLock, Failure> {
     let deadline = Instant::now() + STOP_DEADLINE;
     let mut asked = 0;
     loop {
-        match StateLock::take(state).map_err(|e| Failure::from_error("locking the state folder", &e))? {
+        match StateLock::take(state)
+            .map_err(|e| Failure::from_error("locking the state folder", &e))?
+        {
             Ok(lock) => return Ok(lock),
             Err(pid) if Instant::now() > deadline => {
-                return Err(Failure::new(format!("the server (pid {pid}) did not stop within 30 s"))
-                    .hint("end it yourself and run `hearth down` again; sandboxes are not lost by that"));
+                return Err(Failure::new(format!(
+                    "the server (pid {pid}) did not stop within 30 s"
+                ))
+                .hint(
+                    "end it yourself and run `hearth down` again; sandboxes are not lost by that",
+                ));
             }
             Err(pid) if pid != asked && pid > 0 => {
                 asked = pid;

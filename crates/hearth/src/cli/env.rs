@@ -34,7 +34,12 @@ impl Client {
         use std::io::Write as _;
         use std::os::unix::fs::OpenOptionsExt as _;
         let temp = state.join("client.tmp");
-        let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temp)?;
+        let mut file = std::fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temp)?;
         file.write_all(&serde_json::to_vec_pretty(self)?)?;
         std::fs::rename(temp, state.join(FILE))
     }
@@ -57,8 +62,9 @@ fn quote(text: &str) -> String {
 
 pub(crate) fn run(args: &EnvArgs) -> Outcome {
     let client = Client::load(&args.folders.state_dir).map_err(|e| {
-        Failure::from_error("reading the client's settings", &e)
-            .hint("`hearth serve` writes them at its first start; or make a key with `hearth key create`")
+        Failure::from_error("reading the client's settings", &e).hint(
+            "`hearth serve` writes them at its first start; or make a key with `hearth key create`",
+        )
     })?;
     print!("{}", client.exports());
     Ok(ExitCode::SUCCESS)
@@ -70,7 +76,10 @@ mod tests {
 
     #[test]
     fn values_are_quoted_for_a_shell() {
-        let client = Client { api_key: "a'b".into(), api_url: "http://127.0.0.1:3000".into() };
+        let client = Client {
+            api_key: "a'b".into(),
+            api_url: "http://127.0.0.1:3000".into(),
+        };
         assert!(client.exports().contains(r"export E2B_API_KEY='a'\''b'"));
     }
 }

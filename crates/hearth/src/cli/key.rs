@@ -3,7 +3,7 @@
 
 use std::process::ExitCode;
 
-use hearth_control::{Keys, Revoked, TeamLimits};
+use hearth_control::keys::{Keys, Revoked, TeamLimits};
 use hearth_model::id::TeamId;
 use serde_json::json;
 
@@ -53,10 +53,11 @@ pub(crate) enum KeyCommand {
 }
 
 async fn open(folders: &Folders) -> Result<Keys, Failure> {
-    std::fs::create_dir_all(&folders.state_dir).map_err(|e| Failure::from_error("making the state folder", &e))?;
-    Keys::open(&db_path(&folders.state_dir))
-        .await
-        .map_err(|e| Failure::from_error("opening the database", &e).hint("run it as root on the server's host"))
+    std::fs::create_dir_all(&folders.state_dir)
+        .map_err(|e| Failure::from_error("making the state folder", &e))?;
+    Keys::open(&db_path(&folders.state_dir)).await.map_err(|e| {
+        Failure::from_error("opening the database", &e).hint("run it as root on the server's host")
+    })
 }
 
 fn team_id(text: &str) -> Result<TeamId, Failure> {
@@ -65,28 +66,52 @@ fn team_id(text: &str) -> Result<TeamId, Failure> {
 
 pub(crate) async fn run(command: KeyCommand) -> Outcome {
     match command {
-        KeyCommand::Create { folders, team, name, limit, json } => {
+        KeyCommand::Create {
+            folders,
+            team,
+            name,
+            limit,
+            json,
+        } => {
             let (keys, team) = (open(&folders).await?, team_id(&team)?);
             let failed = |e: &dyn std::error::Error| Failure::from_error("making the key", e);
             let key = keys.create(&team, &name).await.map_err(|e| failed(&e))?;
             if let Some(limit) = limit {
-                let mut limits: TeamLimits =
-                    keys.team_limits(&team).await.map_err(|e| failed(&e))?.unwrap_or_default();
+                let mut limits: TeamLimits = keys
+                    .team_limits(&team)
+                    .await
+                    .map_err(|e| failed(&e))?
+                    .unwrap_or(TeamLimits {
+                        max_live: None,
+                        max_timeout_h: None,
+                    });
                 limits.max_live = (limit > 0).then_some(limit);
-                keys.set_team_limits(&team, limits).await.map_err(|e| failed(&e))?;
+                keys.set_team_limits(&team, limits)
+                    .await
+                    .map_err(|e| failed(&e))?;
             }
             if json {
-                println!("{}", json!({ "id": key.id, "team": team, "key": key.secret.expose() }));
+                println!(
+                    "{}",
+                    json!({ "id": key.id, "team": team, "key": key.secret.expose() })
+                );
             } else {
                 println!("{}", key.secret.expose());
                 eprintln!("id {}, team {team}; the key is not shown again", key.id);
             }
             keys.close().await;
         }
-        KeyCommand::List { folders, team, json } => {
+        KeyCommand::List {
+            folders,
+            team,
+            json,
+        } => {
             let keys = open(&folders).await?;
             let team = team.as_deref().map(team_id).transpose()?;
-            let all = keys.list(team.as_ref()).await.map_err(|e| Failure::from_error("listing keys", &e))?;
+            let all = keys
+                .list(team.as_ref())
+                .await
+                .map_err(|e| Failure::from_error("listing keys", &e))?;
             if json {
                 let rows: Vec<_> = all
                     .iter()
@@ -111,14 +136,23 @@ pub(crate) async fn run(command: KeyCommand) -> Outcome {
                         k.name,
                         rfc3339(Some(k.created_ms)).unwrap_or_default(),
                         rfc3339(k.last_used_ms).unwrap_or_else(|| "never".into()),
-                        if k.revoked_ms.is_some() { "revoked".into() } else { "valid".into() },
+                        if k.revoked_ms.is_some() {
+                            "revoked".into()
+                        } else {
+                            "valid".into()
+                        },
                     ]);
                 }
                 println!("{table}");
             }
             keys.close().await;
         }
-        KeyCommand::Revoke { folders, id, team, json } => {
+        KeyCommand::Revoke {
+            folders,
+            id,
+            team,
+            json,
+        } => {
             let keys = open(&folders).await?;
             let team = team.as_deref().map(team_id).transpose()?;
             let revoked = keys
@@ -146,5 +180,6 @@ pub(crate) async fn run(command: KeyCommand) -> Outcome {
 
 fn rfc3339(ms: Option<i64>) -> Option<String> {
     let at = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(ms?) * 1_000_000).ok()?;
-    at.format(&time::format_description::well_known::Rfc3339).ok()
+    at.format(&time::format_description::well_known::Rfc3339)
+        .ok()
 }

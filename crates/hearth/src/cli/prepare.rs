@@ -33,7 +33,11 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     pub(crate) fn size(&self) -> Size {
-        Size { vcpu: self.vcpu, memory_mib: self.memory_mib, disk_mib: self.disk_mib }
+        Size {
+            vcpu: self.vcpu,
+            memory_mib: self.memory_mib,
+            disk_mib: self.disk_mib,
+        }
     }
 }
 
@@ -44,16 +48,25 @@ pub(crate) async fn run(args: PrepareArgs) -> Outcome {
 }
 
 /// Opens the store with `base` in it, building what is missing.
-pub(crate) async fn base(folders: Folders, sizes: Sizes) -> Result<(Arc<Store>, Template), Failure> {
+pub(crate) async fn base(
+    folders: Folders,
+    sizes: Sizes,
+) -> Result<(Arc<Store>, Template), Failure> {
     let work = move || {
-        let store = Store::open(&folders.state_dir).map_err(|e| Failure::from_error("opening the disk store", &e))?;
+        let store = Store::open(&folders.state_dir)
+            .map_err(|e| Failure::from_error("opening the disk store", &e))?;
         let say = |step: &str| println!("  {step}");
-        let image = hearth_image::base::ensure(&folders.cache_dir, sizes.disk_mib, &say)
-            .map_err(|e| Failure::from_error("building the template base", &e).hint("`hearth doctor` checks the host"))?;
+        let image =
+            hearth_image::base::ensure(&folders.cache_dir, sizes.disk_mib, &say).map_err(|e| {
+                Failure::from_error("building the template base", &e)
+                    .hint("`hearth doctor` checks the host")
+            })?;
         let template = store
             .import_base(&image, sizes.size())
             .map_err(|e| Failure::from_error("taking the template base in", &e))?;
         Ok((Arc::new(store), template))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|e| Failure::from_error("preparing", &e))?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| Failure::from_error("preparing", &e))?
 }

@@ -40,7 +40,14 @@ impl NodePort {
 /// The content key of an image in the form of a UUID, which clients expect of a build.
 fn uuid_of(key: &str) -> String {
     let hex = format!("{:0<32.32}", key);
-    format!("{}-{}-4{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..32])
+    format!(
+        "{}-{}-4{}-8{}-{}",
+        &hex[..8],
+        &hex[8..12],
+        &hex[13..16],
+        &hex[17..20],
+        &hex[20..32]
+    )
 }
 
 impl Port for NodePort {
@@ -87,7 +94,11 @@ fn line(line: hearth_node::LogLine) -> LogLine {
         timestamp_ms: line.timestamp_ms,
         level: line.level,
         message: line.message,
-        fields: line.fields.into_iter().map(|(k, v)| (k, text(v))).collect::<BTreeMap<_, _>>(),
+        fields: line
+            .fields
+            .into_iter()
+            .map(|(k, v)| (k, text(v)))
+            .collect::<BTreeMap<_, _>>(),
     }
 }
 
