@@ -7,3 +7,4 @@
 
 pub mod boot;
 pub mod e2b;
+pub mod rpc;
