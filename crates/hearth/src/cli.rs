@@ -40,7 +40,11 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { code: 1, what: what.into(), hint: None }
+        Self {
+            code: 1,
+            what: what.into(),
+            hint: None,
+        }
     }
 
     /// From an error with its sources.

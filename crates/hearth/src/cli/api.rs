@@ -41,48 +41,80 @@ impl Api {
         let (key, url) = (var("E2B_API_KEY"), var("E2B_API_URL"));
         let saved = match Client::load(&folders.state_dir) {
             Ok(client) => Some(client),
-            Err(e) if key.is_some() && matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => None,
+            Err(e)
+                if key.is_some()
+                    && matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                    ) =>
+            {
+                None
+            }
             Err(e) => {
                 return Err(Failure::from_error("looking for an API key", &e).hint(
                     "set E2B_API_KEY, or run this as root on the server's host after `hearth serve` was started once (`--state-dir` if it has its own)",
                 ));
             }
         };
-        let url = url.or_else(|| saved.as_ref().map(|c| c.api_url.clone())).unwrap_or_else(|| DEFAULT_URL.into());
+        let url = url
+            .or_else(|| saved.as_ref().map(|c| c.api_url.clone()))
+            .unwrap_or_else(|| DEFAULT_URL.into());
         let key = key.or_else(|| saved.map(|c| c.api_key)).unwrap_or_default();
         let sandbox_url = var("E2B_SANDBOX_URL").unwrap_or_else(|| url.clone());
         for (name, url) in [("E2B_API_URL", &url), ("E2B_SANDBOX_URL", &sandbox_url)] {
             if !url.starts_with("http://") {
-                return Err(Failure::new(format!("{name} is {url:?}; this command speaks plain http only"))
-                    .hint("run it on the server's host with http://127.0.0.1:PORT")
-                    .code(EXIT_USAGE));
+                return Err(Failure::new(format!(
+                    "{name} is {url:?}; this command speaks plain http only"
+                ))
+                .hint("run it on the server's host with http://127.0.0.1:PORT")
+                .code(EXIT_USAGE));
             }
         }
         let http = HttpClient::builder(TokioExecutor::new()).build_http();
-        Ok(Self { http, key, url: trimmed(&url), sandbox_url: trimmed(&sandbox_url) })
+        Ok(Self {
+            http,
+            key,
+            url: trimmed(&url),
+            sandbox_url: trimmed(&sandbox_url),
+        })
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failure> {
         self.http.request(request).await.map_err(|e| {
             let connect = e.is_connect();
             let failure = Failure::from_error("reaching the server", &e);
-            if connect { failure.hint(format!("is it up at {}? start it with `hearth serve`", self.url)) } else { failure }
+            if connect {
+                failure.hint(format!(
+                    "is it up at {}? start it with `hearth serve`",
+                    self.url
+                ))
+            } else {
+                failure
+            }
         })
     }
 
     /// One call of the REST API; `path` starts with a slash. Answers the body and the token
     /// of the next page.
-    pub(crate) async fn call(&self, method: Method, path: &str, body: Option<&impl serde::Serialize>) -> Result<Answer, Failure> {
+    pub(crate) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&impl serde::Serialize>,
+    ) -> Result<Answer, Failure> {
         let build = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url))
             .header(API_KEY_HEADER, &self.key)
             .header("content-type", "application/json");
         let body = match body {
-            Some(body) => serde_json::to_vec(body).map_err(|e| Failure::from_error("writing the request", &e))?,
+            Some(body) => serde_json::to_vec(body)
+                .map_err(|e| Failure::from_error("writing the request", &e))?,
             None => Vec::new(),
         };
-        let request = build.body(Full::from(body)).map_err(|e| Failure::from_error("building the request", &e))?;
+        let request = build
+            .body(Full::from(body))
+            .map_err(|e| Failure::from_error("building the request", &e))?;
         let answer = self.send(request).await?;
         let (status, next) = (answer.status(), header(&answer, NEXT_TOKEN_HEADER));
         let bytes = collect(answer).await?;
@@ -90,7 +122,8 @@ impl Api {
             let body = if bytes.is_empty() {
                 Value::Null
             } else {
-                serde_json::from_slice(&bytes).map_err(|e| Failure::from_error("reading the answer", &e))?
+                serde_json::from_slice(&bytes)
+                    .map_err(|e| Failure::from_error("reading the answer", &e))?
             };
             return Ok(Answer { body, next });
         }
@@ -110,18 +143,30 @@ impl Api {
             let answer = self.call(Method::GET, &page, None::<&Value>).await?;
             match answer.body {
                 Value::Array(page) => items.extend(page),
-                other => return Err(Failure::new(format!("the server answered {other:.80} where a list was due"))),
+                other => {
+                    return Err(Failure::new(format!(
+                        "the server answered {other:.80} where a list was due"
+                    )));
+                }
             }
             token = answer.next;
             if token.is_none() {
                 return Ok(items);
             }
         }
-        Err(Failure::new(format!("the list has more than {MAX_PAGES} pages")))
+        Err(Failure::new(format!(
+            "the list has more than {MAX_PAGES} pages"
+        )))
     }
 
     /// Starts a request to the agent of a sandbox; the caller reads the answer.
-    pub(crate) async fn agent(&self, to: &Agent, method: &str, kind: &str, body: Vec<u8>) -> Result<Response<Incoming>, Failure> {
+    pub(crate) async fn agent(
+        &self,
+        to: &Agent,
+        method: &str,
+        kind: &str,
+        body: Vec<u8>,
+    ) -> Result<Response<Incoming>, Failure> {
         let mut build = Request::builder()
             .method(Method::POST)
             .uri(format!("{}{method}", self.sandbox_url))
@@ -137,16 +182,34 @@ impl Api {
             let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:"));
             build = build.header("authorization", format!("Basic {text}"));
         }
-        let request = build.body(Full::from(body)).map_err(|e| Failure::from_error("building the request", &e))?;
+        let request = build
+            .body(Full::from(body))
+            .map_err(|e| Failure::from_error("building the request", &e))?;
         self.send(request).await
     }
 
     /// A unary call of the agent, its answer thrown away.
-    pub(crate) async fn agent_call(&self, to: &Agent, method: &str, body: &Value) -> Result<(), Failure> {
-        let answer = self.agent(to, method, "application/json", body.to_string().into_bytes()).await?;
+    pub(crate) async fn agent_call(
+        &self,
+        to: &Agent,
+        method: &str,
+        body: &Value,
+    ) -> Result<(), Failure> {
+        let answer = self
+            .agent(
+                to,
+                method,
+                "application/json",
+                body.to_string().into_bytes(),
+            )
+            .await?;
         let status = answer.status();
         let bytes = collect(answer).await?;
-        if status.is_success() { Ok(()) } else { Err(refused(status, &bytes)) }
+        if status.is_success() {
+            Ok(())
+        } else {
+            Err(refused(status, &bytes))
+        }
     }
 }
 
@@ -174,23 +237,35 @@ pub(crate) async fn collect(answer: Response<Incoming>) -> Result<Bytes, Failure
 
 /// A failure in the server's own words.
 pub(crate) fn refused(status: StatusCode, body: &[u8]) -> Failure {
-    let said = serde_json::from_slice::<ErrorBody>(body).map(|e| e.message).unwrap_or_else(|_| {
-        // The agent and the edge have bodies of their own form, with the same field.
-        serde_json::from_slice::<Value>(body)
-            .ok()
-            .and_then(|v| v.get("message").and_then(Value::as_str).map(str::to_owned))
-            .unwrap_or_else(|| String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned())
-    });
+    let said = serde_json::from_slice::<ErrorBody>(body)
+        .map(|e| e.message)
+        .unwrap_or_else(|_| {
+            // The agent and the edge have bodies of their own form, with the same field.
+            serde_json::from_slice::<Value>(body)
+                .ok()
+                .and_then(|v| v.get("message").and_then(Value::as_str).map(str::to_owned))
+                .unwrap_or_else(|| {
+                    String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned()
+                })
+        });
     let failure = Failure::new(format!("the server refused ({}): {said}", status.as_u16()));
     match status {
-        StatusCode::UNAUTHORIZED => failure.hint("set E2B_API_KEY to a key of this server: `hearth key create` makes one"),
-        StatusCode::TOO_MANY_REQUESTS => failure.hint("kill sandboxes of the team, or raise its limit: `hearth key create --limit`"),
+        StatusCode::UNAUTHORIZED => {
+            failure.hint("set E2B_API_KEY to a key of this server: `hearth key create` makes one")
+        }
+        StatusCode::TOO_MANY_REQUESTS => failure
+            .hint("kill sandboxes of the team, or raise its limit: `hearth key create --limit`"),
         _ => failure,
     }
 }
 
 fn header(answer: &Response<Incoming>, name: &str) -> Option<String> {
-    answer.headers().get(name).and_then(|v| v.to_str().ok()).filter(|v| !v.is_empty()).map(str::to_owned)
+    answer
+        .headers()
+        .get(name)
+        .and_then(|v| v.to_str().ok())
+        .filter(|v| !v.is_empty())
+        .map(str::to_owned)
 }
 
 fn trimmed(url: &str) -> String {
@@ -222,9 +297,15 @@ mod tests {
 
     #[test]
     fn the_servers_words_are_kept() {
-        let failure = refused(StatusCode::NOT_FOUND, br#"{"code":404,"message":"sandbox not found"}"#);
+        let failure = refused(
+            StatusCode::NOT_FOUND,
+            br#"{"code":404,"message":"sandbox not found"}"#,
+        );
         assert_eq!(failure.what, "the server refused (404): sandbox not found");
-        let agent = refused(StatusCode::BAD_REQUEST, br#"{"code":"invalid_argument","message":"no"}"#);
+        let agent = refused(
+            StatusCode::BAD_REQUEST,
+            br#"{"code":"invalid_argument","message":"no"}"#,
+        );
         assert_eq!(agent.what, "the server refused (400): no");
         assert!(refused(StatusCode::UNAUTHORIZED, b"x").hint.is_some());
     }

@@ -94,7 +94,9 @@ fn pair(text: &str) -> Result<(String, String), String> {
 
 /// Ids become parts of paths: nothing else than an id does.
 fn id(text: &str) -> Result<SandboxId, Failure> {
-    SandboxId::parse(text).map_err(|e| Failure::new(format!("{text:.60?} is not the id of a sandbox: {e}")).code(EXIT_USAGE))
+    SandboxId::parse(text).map_err(|e| {
+        Failure::new(format!("{text:.60?} is not the id of a sandbox: {e}")).code(EXIT_USAGE)
+    })
 }
 
 fn pretty(value: &Value) {
@@ -102,7 +104,8 @@ fn pretty(value: &Value) {
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
-    serde_json::from_value(value).map_err(|e| Failure::from_error("reading the server's answer", &e))
+    serde_json::from_value(value)
+        .map_err(|e| Failure::from_error("reading the server's answer", &e))
 }
 
 pub(crate) async fn run(command: SandboxCommand) -> Outcome {
@@ -124,7 +127,10 @@ async fn create(args: CreateArgs) -> Outcome {
         env_vars: args.env.into_iter().collect(),
         allow_internet_access: args.no_internet.then_some(false),
     };
-    let made = api.call(Method::POST, "/v2/sandboxes", Some(&wanted)).await?.body;
+    let made = api
+        .call(Method::POST, "/v2/sandboxes", Some(&wanted))
+        .await?
+        .body;
     if args.json {
         pretty(&made);
     } else {
@@ -139,7 +145,11 @@ async fn list(args: ListArgs) -> Outcome {
     let mut path = "/v2/sandboxes?limit=100".to_owned();
     if !args.metadata.is_empty() {
         // The filter is itself a query, encoded as one value.
-        let pairs: Vec<String> = args.metadata.iter().map(|(k, v)| format!("{}={}", encode(k), encode(v))).collect();
+        let pairs: Vec<String> = args
+            .metadata
+            .iter()
+            .map(|(k, v)| format!("{}={}", encode(k), encode(v)))
+            .collect();
         path.push_str("&metadata=");
         path.push_str(&encode(&pairs.join("&")));
     }
@@ -162,29 +172,64 @@ async fn list(args: ListArgs) -> Outcome {
             one.tier.unwrap_or_default(),
         ]);
     }
-    table::print(["ID", "TEMPLATE", "STATE", "STARTED", "ENDS", "CPU", "MEMORY", "TIER"], rows);
+    table::print(
+        [
+            "ID", "TEMPLATE", "STATE", "STARTED", "ENDS", "CPU", "MEMORY", "TIER",
+        ],
+        rows,
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 async fn info(args: OneArgs) -> Outcome {
     let api = Api::open(&args.folders)?;
-    let found = api.call(Method::GET, &format!("/sandboxes/{}", id(&args.id)?), None::<&Value>).await?.body;
+    let found = api
+        .call(
+            Method::GET,
+            &format!("/sandboxes/{}", id(&args.id)?),
+            None::<&Value>,
+        )
+        .await?
+        .body;
     if args.json {
         pretty(&found);
         return Ok(ExitCode::SUCCESS);
     }
     let one: SandboxDetail = parsed(found)?;
     let listed = one.listed;
-    let metadata = |map: &BTreeMap<String, String>| map.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" ");
+    let metadata = |map: &BTreeMap<String, String>| {
+        map.iter()
+            .map(|(k, v)| format!("{k}={v}"))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     for (name, value) in [
         ("id", listed.sandbox_id),
-        ("template", listed.alias.map_or(listed.template_id.clone(), |a| format!("{a} ({})", listed.template_id))),
+        (
+            "template",
+            listed.alias.map_or(listed.template_id.clone(), |a| {
+                format!("{a} ({})", listed.template_id)
+            }),
+        ),
         ("state", format!("{:?}", listed.state).to_lowercase()),
         ("started", listed.started_at),
         ("ends", listed.end_at),
-        ("size", format!("{} CPU, {} MiB memory, {} MiB disk", listed.cpu_count, listed.memory_mb, listed.disk_size_mb)),
+        (
+            "size",
+            format!(
+                "{} CPU, {} MiB memory, {} MiB disk",
+                listed.cpu_count, listed.memory_mb, listed.disk_size_mb
+            ),
+        ),
         ("isolation", listed.tier.unwrap_or_default()),
-        ("internet", if one.allow_internet_access == Some(false) { "closed".into() } else { "open".into() }),
+        (
+            "internet",
+            if one.allow_internet_access == Some(false) {
+                "closed".into()
+            } else {
+                "open".into()
+            },
+        ),
         ("metadata", metadata(&listed.metadata)),
     ] {
         println!("{name:<10} {value}");
@@ -194,11 +239,18 @@ async fn info(args: OneArgs) -> Outcome {
 
 async fn kill(args: KillArgs) -> Outcome {
     let api = Api::open(&args.folders)?;
-    let ids: Vec<SandboxId> = args.ids.iter().map(|text| id(text)).collect::<Result<_, _>>()?;
+    let ids: Vec<SandboxId> = args
+        .ids
+        .iter()
+        .map(|text| id(text))
+        .collect::<Result<_, _>>()?;
     let mut killed = Vec::new();
     let mut failed = None;
     for id in ids {
-        match api.call(Method::DELETE, &format!("/sandboxes/{id}"), None::<&Value>).await {
+        match api
+            .call(Method::DELETE, &format!("/sandboxes/{id}"), None::<&Value>)
+            .await
+        {
             Ok(_) => killed.push(id.to_string()),
             Err(failure) => {
                 // The others are still to be ended; the last failure is the command's own.
@@ -243,7 +295,10 @@ mod tests {
 
     #[test]
     fn times_are_short_in_tables() {
-        assert_eq!(short_time("2026-01-31T10:11:12.345Z"), "2026-01-31 10:11:12");
+        assert_eq!(
+            short_time("2026-01-31T10:11:12.345Z"),
+            "2026-01-31 10:11:12"
+        );
         assert_eq!(short_time("x"), "x");
     }
 }

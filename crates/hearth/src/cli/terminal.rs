@@ -41,5 +41,7 @@ impl Drop for RawTerminal {
 
 /// Columns and rows of the terminal at standard input.
 pub(crate) fn size() -> Option<(u16, u16)> {
-    tcgetwinsize(rustix::stdio::stdin()).ok().map(|s| (s.ws_col, s.ws_row))
+    tcgetwinsize(rustix::stdio::stdin())
+        .ok()
+        .map(|s| (s.ws_col, s.ws_row))
 }

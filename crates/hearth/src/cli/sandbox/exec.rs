@@ -59,7 +59,13 @@ pub(crate) struct ExecArgs {
 }
 
 pub(crate) async fn run(args: ExecArgs) -> Outcome {
-    exec(args).await.map_err(|failure| if failure.code == 1 { failure.code(EXIT_OWN) } else { failure })
+    exec(args).await.map_err(|failure| {
+        if failure.code == 1 {
+            failure.code(EXIT_OWN)
+        } else {
+            failure
+        }
+    })
 }
 
 async fn exec(args: ExecArgs) -> Outcome {
@@ -67,14 +73,32 @@ async fn exec(args: ExecArgs) -> Outcome {
     let sandbox = id(&args.id)?.to_string();
     let about = format!("/sandboxes/{sandbox}");
     let detail = api.call(Method::GET, &about, None::<&Value>).await?.body;
-    let token = detail.get("envdAccessToken").and_then(Value::as_str).map(str::to_owned);
-    let agent = Agent { sandbox, token, user: args.user.clone() };
+    let token = detail
+        .get("envdAccessToken")
+        .and_then(Value::as_str)
+        .map(str::to_owned);
+    let agent = Agent {
+        sandbox,
+        token,
+        user: args.user.clone(),
+    };
 
-    let raw = if args.tty { Some(RawTerminal::enter().map_err(|e| Failure::from_error("--tty", &e))?) } else { None };
+    let raw = if args.tty {
+        Some(RawTerminal::enter().map_err(|e| Failure::from_error("--tty", &e))?)
+    } else {
+        None
+    };
     // A person at a terminal types for a terminal's program; a pipe or a file is input.
     let input = args.tty || !io::stdin().is_terminal();
     let start = start_request(&args, raw.as_ref(), input);
-    let answer = api.agent(&agent, "/process.Process/Start", "application/connect+json", envelope(&start)?).await?;
+    let answer = api
+        .agent(
+            &agent,
+            "/process.Process/Start",
+            "application/connect+json",
+            envelope(&start)?,
+        )
+        .await?;
     if !answer.status().is_success() {
         let status = answer.status();
         return Err(refused(status, &collect(answer).await?));
@@ -82,9 +106,16 @@ async fn exec(args: ExecArgs) -> Outcome {
     let mut run = Running {
         api: Arc::new(api),
         agent,
-        events: Events { body: answer.into_body(), read: BytesMut::new() },
+        events: Events {
+            body: answer.into_body(),
+            read: BytesMut::new(),
+        },
         pid: None,
-        input: input.then_some(if args.tty { Input::Terminal } else { Input::Pipe }),
+        input: input.then_some(if args.tty {
+            Input::Terminal
+        } else {
+            Input::Pipe
+        }),
         kept: args.json.then(Kept::default),
     };
     let done = run.follow().await;
@@ -96,14 +127,25 @@ async fn exec(args: ExecArgs) -> Outcome {
 }
 
 fn start_request(args: &ExecArgs, raw: Option<&RawTerminal>, input: bool) -> Value {
-    let mut arguments = vec!["-l".to_owned(), "-c".into(), r#"exec -- "$@""#.into(), "hearth".into()];
+    let mut arguments = vec![
+        "-l".to_owned(),
+        "-c".into(),
+        r#"exec -- "$@""#.into(),
+        "hearth".into(),
+    ];
     arguments.extend(args.command.iter().cloned());
-    let mut env: serde_json::Map<String, Value> = args.env.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+    let mut env: serde_json::Map<String, Value> = args
+        .env
+        .iter()
+        .map(|(k, v)| (k.clone(), json!(v)))
+        .collect();
     let mut request = json!({ "stdin": input });
     if let Some(raw) = raw {
         let (cols, rows) = raw.size();
         request["pty"] = json!({ "size": { "cols": cols, "rows": rows } });
-        env.entry("TERM").or_insert_with(|| json!(std::env::var("TERM").unwrap_or_else(|_| "xterm-256color".into())));
+        env.entry("TERM").or_insert_with(|| {
+            json!(std::env::var("TERM").unwrap_or_else(|_| "xterm-256color".into()))
+        });
     }
     request["process"] = json!({ "cmd": "/bin/bash", "args": arguments, "envs": env });
     if let Some(cwd) = &args.cwd {
@@ -115,7 +157,8 @@ fn start_request(args: &ExecArgs, raw: Option<&RawTerminal>, input: bool) -> Val
 /// One message of a Connect stream: a flag byte, the length, the JSON.
 fn envelope(message: &Value) -> Result<Vec<u8>, Failure> {
     let json = message.to_string();
-    let len = u32::try_from(json.len()).map_err(|_| Failure::new("the command is longer than 4 GiB"))?;
+    let len =
+        u32::try_from(json.len()).map_err(|_| Failure::new("the command is longer than 4 GiB"))?;
     let mut out = vec![0u8];
     out.extend(len.to_be_bytes());
     out.extend(json.into_bytes());
@@ -149,8 +192,17 @@ impl Events {
                         self.read.extend_from_slice(&data);
                     }
                 }
-                Some(Err(e)) => return Err(Failure::from_error("the connection to the sandbox broke", &e)),
-                None => return Err(Failure::new("the connection to the sandbox ended before the command did")),
+                Some(Err(e)) => {
+                    return Err(Failure::from_error(
+                        "the connection to the sandbox broke",
+                        &e,
+                    ));
+                }
+                None => {
+                    return Err(Failure::new(
+                        "the connection to the sandbox ended before the command did",
+                    ));
+                }
             }
         }
     }
@@ -161,9 +213,12 @@ fn cut(read: &mut BytesMut) -> Result<Option<Item>, Failure> {
     let Some((head, rest)) = read.split_first_chunk::<5>() else {
         return Ok(None);
     };
-    let len = usize::try_from(u32::from_be_bytes([head[1], head[2], head[3], head[4]])).unwrap_or(usize::MAX);
+    let len = usize::try_from(u32::from_be_bytes([head[1], head[2], head[3], head[4]]))
+        .unwrap_or(usize::MAX);
     if len > MAX_EVENT {
-        return Err(Failure::new(format!("the agent sent an event of {len} bytes; the limit is {MAX_EVENT}")));
+        return Err(Failure::new(format!(
+            "the agent sent an event of {len} bytes; the limit is {MAX_EVENT}"
+        )));
     }
     if rest.len() < len {
         return Ok(None);
@@ -175,8 +230,17 @@ fn cut(read: &mut BytesMut) -> Result<Option<Item>, Failure> {
     if flags & 2 == 0 {
         return Ok(Some(Item::Message(message)));
     }
-    let text = |name: &str| message["error"][name].as_str().unwrap_or_default().to_owned();
-    Ok(Some(Item::End(message.get("error").map(|_| (text("code"), text("message"))))))
+    let text = |name: &str| {
+        message["error"][name]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    Ok(Some(Item::End(
+        message
+            .get("error")
+            .map(|_| (text("code"), text("message"))),
+    )))
 }
 
 /// What is typed or piped into a command.
@@ -213,8 +277,12 @@ enum Woken {
 
 impl Running {
     async fn follow(&mut self) -> Outcome {
-        let listen = |kind| signal(kind).map_err(|e| Failure::from_error("listening for signals", &e));
-        let (mut term, mut int) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+        let listen =
+            |kind| signal(kind).map_err(|e| Failure::from_error("listening for signals", &e));
+        let (mut term, mut int) = (
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::interrupt())?,
+        );
         let mut resized = listen(SignalKind::window_change())?;
         let mut interrupts = 0;
         loop {
@@ -231,7 +299,12 @@ impl Running {
                 }
                 Woken::Interrupted => {
                     interrupts += 1;
-                    self.signal(if interrupts == 1 { "SIGNAL_SIGTERM" } else { "SIGNAL_SIGKILL" }).await;
+                    self.signal(if interrupts == 1 {
+                        "SIGNAL_SIGTERM"
+                    } else {
+                        "SIGNAL_SIGKILL"
+                    })
+                    .await;
                     if interrupts > 2 {
                         return Ok(ExitCode::from(EXIT_INTERRUPTED));
                     }
@@ -244,8 +317,16 @@ impl Running {
     async fn take(&mut self, item: Item) -> Result<Option<ExitCode>, Failure> {
         let event = match item {
             Item::Message(message) => message["event"].clone(),
-            Item::End(None) => return Err(Failure::new("the agent ended the stream before the command ended")),
-            Item::End(Some((code, message))) => return Err(Failure::new(format!("the agent refused ({code}): {message}"))),
+            Item::End(None) => {
+                return Err(Failure::new(
+                    "the agent ended the stream before the command ended",
+                ));
+            }
+            Item::End(Some((code, message))) => {
+                return Err(Failure::new(format!(
+                    "the agent refused ({code}): {message}"
+                )));
+            }
         };
         if let Some(start) = event.get("start") {
             self.pid = start["pid"].as_u64();
@@ -255,7 +336,9 @@ impl Running {
         } else if let Some(data) = event.get("data") {
             for name in ["stdout", "stderr", "pty"] {
                 if let Some(text) = data[name].as_str() {
-                    let bytes = STANDARD.decode(text).map_err(|e| Failure::from_error("reading output", &e))?;
+                    let bytes = STANDARD
+                        .decode(text)
+                        .map_err(|e| Failure::from_error("reading output", &e))?;
                     if self.write(name, &bytes).await? == Reader::Gone {
                         self.signal("SIGNAL_SIGKILL").await;
                         return Ok(Some(ExitCode::from(EXIT_PIPE)));
@@ -266,7 +349,10 @@ impl Running {
             let code = exit_code(end);
             if let Some(kept) = &self.kept {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                println!("{:#}", json!({ "exitCode": code, "stdout": text(&kept.stdout), "stderr": text(&kept.stderr) }));
+                println!(
+                    "{:#}",
+                    json!({ "exitCode": code, "stdout": text(&kept.stdout), "stderr": text(&kept.stderr) })
+                );
             }
             return Ok(Some(ExitCode::from(code)));
         }
@@ -297,7 +383,11 @@ impl Running {
     async fn signal(&self, name: &str) {
         if let Some(pid) = self.pid {
             let body = json!({ "process": { "pid": pid }, "signal": name });
-            if let Err(failure) = self.api.agent_call(&self.agent, "/process.Process/SendSignal", &body).await {
+            if let Err(failure) = self
+                .api
+                .agent_call(&self.agent, "/process.Process/SendSignal", &body)
+                .await
+            {
                 tracing::debug!(what = failure.what, "a signal was not delivered");
             }
         }
@@ -306,7 +396,11 @@ impl Running {
     async fn resize(&self) {
         if let (Some(pid), Some((cols, rows))) = (self.pid, crate::cli::terminal::size()) {
             let body = json!({ "process": { "pid": pid }, "pty": { "size": { "cols": cols, "rows": rows } } });
-            if let Err(failure) = self.api.agent_call(&self.agent, "/process.Process/Update", &body).await {
+            if let Err(failure) = self
+                .api
+                .agent_call(&self.agent, "/process.Process/Update", &body)
+                .await
+            {
                 tracing::debug!(what = failure.what, "the terminal was not resized");
             }
         }
@@ -316,7 +410,10 @@ impl Running {
     async fn explain(&self, failure: Failure, about: &str) -> Failure {
         match self.api.call(Method::GET, about, None::<&Value>).await {
             Ok(_) => failure,
-            Err(why) => Failure { hint: Some(why.what), ..failure },
+            Err(why) => Failure {
+                hint: Some(why.what),
+                ..failure
+            },
         }
     }
 }
@@ -344,7 +441,11 @@ async fn either(a: &mut Signal, b: &mut Signal) {
 async fn pump(api: Arc<Api>, agent: Agent, pid: u64, input: Input) {
     let mut stdin = tokio::io::stdin();
     let mut buffer = vec![0u8; INPUT_CHUNK];
-    let name = if input == Input::Terminal { "pty" } else { "stdin" };
+    let name = if input == Input::Terminal {
+        "pty"
+    } else {
+        "stdin"
+    };
     loop {
         let n = match stdin.read(&mut buffer).await {
             Ok(n) => n,
@@ -355,9 +456,15 @@ async fn pump(api: Arc<Api>, agent: Agent, pid: u64, input: Input) {
         };
         let (method, body) = if n > 0 {
             let data = STANDARD.encode(Bytes::copy_from_slice(&buffer[..n]));
-            ("/process.Process/SendInput", json!({ "process": { "pid": pid }, "input": { name: data } }))
+            (
+                "/process.Process/SendInput",
+                json!({ "process": { "pid": pid }, "input": { name: data } }),
+            )
         } else if input == Input::Pipe {
-            ("/process.Process/CloseStdin", json!({ "process": { "pid": pid } }))
+            (
+                "/process.Process/CloseStdin",
+                json!({ "process": { "pid": pid } }),
+            )
         } else {
             return;
         };
@@ -376,7 +483,9 @@ fn exit_code(end: &Value) -> u8 {
         return u8::try_from(code & 0xFF).unwrap_or(u8::MAX);
     }
     let status = end["status"].as_str().unwrap_or_default();
-    let name = status.trim_start_matches("signal: ").trim_end_matches(" (core dumped)");
+    let name = status
+        .trim_start_matches("signal: ")
+        .trim_end_matches(" (core dumped)");
     let number = SIGNALS
         .iter()
         .find(|(_, text)| *text == name)
@@ -411,7 +520,8 @@ mod tests {
     #[test]
     fn messages_are_cut_wherever_the_bytes_were() {
         let mut bytes = envelope(&json!({ "event": { "start": { "pid": 7 } } })).unwrap();
-        let mut end = envelope(&json!({ "error": { "code": "not_found", "message": "no" } })).unwrap();
+        let mut end =
+            envelope(&json!({ "error": { "code": "not_found", "message": "no" } })).unwrap();
         end[0] = 2;
         bytes.extend(end);
         let mut read = BytesMut::new();
@@ -439,9 +549,18 @@ mod tests {
         let check = |end: Value, code: u8| assert_eq!(exit_code(&end), code, "{end}");
         check(json!({ "exited": true, "status": "exit status 0" }), 0);
         check(json!({ "exited": true, "exitCode": 255 }), 255);
-        check(json!({ "exited": false, "exitCode": -1, "status": "signal: killed" }), 137);
-        check(json!({ "exitCode": -1, "status": "signal: terminated" }), 143);
-        check(json!({ "status": "signal: segmentation fault (core dumped)" }), 139);
+        check(
+            json!({ "exited": false, "exitCode": -1, "status": "signal: killed" }),
+            137,
+        );
+        check(
+            json!({ "exitCode": -1, "status": "signal: terminated" }),
+            143,
+        );
+        check(
+            json!({ "status": "signal: segmentation fault (core dumped)" }),
+            139,
+        );
         check(json!({ "status": "signal: signal 34" }), 162);
         check(json!({ "status": "?" }), EXIT_OWN);
     }
