@@ -17,6 +17,7 @@ pub(crate) mod list;
 pub(crate) mod metadata;
 mod names;
 pub(crate) mod path;
+pub(crate) mod service;
 mod tree;
 pub(crate) mod watch;
 
@@ -40,4 +41,12 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| FileError::Exhausted(format!("the operation did not finish: {error}")))
+}
+
+/// Adds the `filesystem.Filesystem` service to the Connect routes.
+pub(crate) fn register(
+    connect: connectrpc::Router,
+    _agent: std::sync::Arc<crate::agent::Agent>,
+) -> connectrpc::Router {
+    connect
 }
