@@ -183,7 +183,8 @@ fn query(name: &str, kind: RecordType) -> Message {
     message
         .set_id(4711)
         .set_recursion_desired(true)
-        .add_query(Query::query(Name::from_str(name).unwrap(), kind));
+        // `from_str` would fold the case.
+        .add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
     message
 }
 
