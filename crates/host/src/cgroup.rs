@@ -220,7 +220,8 @@ pub struct Counters {
     /// CPU time of all its processes, in nanoseconds.
     pub cpu_ns: u64,
     pub memory_bytes: u64,
-    /// The part of `memory_bytes` that is page cache.
+    /// The part of `memory_bytes` that is page cache. Shared memory is not: a sandbox's own
+    /// memory is.
     pub cache_bytes: u64,
     pub oom_kills: u64,
     pub pids: u64,
@@ -406,23 +407,29 @@ impl Group {
         };
         let number = |text: String| text.trim().parse::<u64>().unwrap_or(0);
         match &self.layout {
-            Layout::V2 { root } => Ok(Counters {
-                cpu_ns: field(&self.read(root, "cpu.stat")?, "usage_usec ") * 1000,
-                memory_bytes: number(self.read(root, "memory.current")?),
-                cache_bytes: field(&self.read(root, "memory.stat")?, "file "),
-                oom_kills: field(&self.read(root, "memory.events")?, "oom_kill "),
-                pids: number(self.read(root, "pids.current")?),
-            }),
-            Layout::V1 { trees, .. } => Ok(Counters {
-                cpu_ns: number(self.read(&trees.cpuacct, "cpuacct.usage")?),
-                memory_bytes: number(self.read(&trees.memory, "memory.usage_in_bytes")?),
-                cache_bytes: field(&self.read(&trees.memory, "memory.stat")?, "cache "),
-                oom_kills: field(
-                    &self.read(&trees.memory, "memory.oom_control")?,
-                    "oom_kill ",
-                ),
-                pids: number(self.read(&trees.pids, "pids.current")?),
-            }),
+            Layout::V2 { root } => {
+                let stat = self.read(root, "memory.stat")?;
+                Ok(Counters {
+                    cpu_ns: field(&self.read(root, "cpu.stat")?, "usage_usec ") * 1000,
+                    memory_bytes: number(self.read(root, "memory.current")?),
+                    cache_bytes: field(&stat, "file ").saturating_sub(field(&stat, "shmem ")),
+                    oom_kills: field(&self.read(root, "memory.events")?, "oom_kill "),
+                    pids: number(self.read(root, "pids.current")?),
+                })
+            }
+            Layout::V1 { trees, .. } => {
+                let stat = self.read(&trees.memory, "memory.stat")?;
+                Ok(Counters {
+                    cpu_ns: number(self.read(&trees.cpuacct, "cpuacct.usage")?),
+                    memory_bytes: number(self.read(&trees.memory, "memory.usage_in_bytes")?),
+                    cache_bytes: field(&stat, "cache ").saturating_sub(field(&stat, "shmem ")),
+                    oom_kills: field(
+                        &self.read(&trees.memory, "memory.oom_control")?,
+                        "oom_kill ",
+                    ),
+                    pids: number(self.read(&trees.pids, "pids.current")?),
+                })
+            }
         }
     }
 
