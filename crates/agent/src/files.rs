@@ -1,8 +1,20 @@
-//! `/files`: whole files in and out over HTTP.
+//! `/files`: whole files in and out over HTTP. Start from [`router`]; the file operations
+//! themselves are shared with the Connect service and live in [`crate::filesystem`].
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{RawQuery, State};
+use axum::response::Response;
+use axum::routing::{get, post};
+use ::http::HeaderMap;
+
+use self::http::Files;
+use crate::agent::Agent;
 
 pub(crate) mod compose;
 pub(crate) mod download;
-pub(crate) mod gate;
 pub(crate) mod http;
 pub(crate) mod kind;
 pub(crate) mod multipart;
@@ -11,7 +23,33 @@ pub(crate) mod range;
 pub(crate) mod staged;
 pub(crate) mod upload;
 
-/// The `/files` routes.
-pub(crate) fn router(_agent: std::sync::Arc<crate::agent::Agent>) -> axum::Router {
-    axum::Router::new()
+
+/// The routes. `/files` checks token and signature itself; `/files/compose` relies on the
+/// token having been checked.
+pub(crate) fn router(agent: Arc<Agent>) -> Router {
+    Router::new()
+        .route("/files", get(download).post(upload))
+        .route("/files/compose", post(compose))
+        .with_state(Arc::new(Files::new(agent)))
+}
+
+async fn download(
+    State(files): State<Arc<Files>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
+    files.get(&headers, query.as_deref()).await
+}
+
+async fn upload(
+    State(files): State<Arc<Files>>,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
+    files.post(&headers, query.as_deref(), body).await
+}
+
+async fn compose(State(files): State<Arc<Files>>, headers: HeaderMap, body: Body) -> Response {
+    files.post_compose(&headers, body).await
 }

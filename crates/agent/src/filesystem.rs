@@ -8,6 +8,11 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
+
+use hearth_wire::rpc::filesystem::FilesystemExt as _;
+
+use crate::agent::Agent;
 
 pub(crate) mod change;
 mod copy;
@@ -17,11 +22,16 @@ pub(crate) mod list;
 pub(crate) mod metadata;
 mod names;
 pub(crate) mod path;
-pub(crate) mod service;
+mod service;
 mod tree;
 pub(crate) mod watch;
 
 use fault::FileError;
+
+/// Adds the Connect service.
+pub(crate) fn register(router: connectrpc::Router, agent: Arc<Agent>) -> connectrpc::Router {
+    Arc::new(service::Service::new(agent)).register(router)
+}
 
 /// Opens for reading without ever waiting for the other end of a FIFO.
 pub(crate) fn open_plain(path: &Path) -> std::io::Result<File> {
@@ -41,12 +51,4 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| FileError::Exhausted(format!("the operation did not finish: {error}")))
-}
-
-/// Adds the `filesystem.Filesystem` service to the Connect routes.
-pub(crate) fn register(
-    connect: connectrpc::Router,
-    _agent: std::sync::Arc<crate::agent::Agent>,
-) -> connectrpc::Router {
-    connect
 }

@@ -18,16 +18,18 @@ use tokio::time::timeout;
 
 use super::compose::{Abandoned, compose};
 use super::download::Source;
-use super::gate::{self, Gate};
 use super::kind;
 use super::multipart;
 use super::query::{self, Query};
 use super::range::{self, Answer, Coding};
 use super::upload::{Encoding, Order, Upload, UploadError};
+use crate::agent::Agent;
+use crate::answer::refusal;
 use crate::filesystem::blocking;
 use crate::filesystem::fault::FileError;
-use crate::filesystem::metadata::{self, MetadataStore, Pairs};
+use crate::filesystem::metadata::{self, Pairs};
 use crate::filesystem::path::{Caller, resolve};
+use crate::users::UserError;
 
 /// Transfers at a time. Each holds up to a quarter of a megabyte.
 const MAX_TRANSFERS: usize = 256;
@@ -41,13 +43,13 @@ const DRAIN: Duration = Duration::from_secs(60);
 /// Bytes of a `POST /files/compose`.
 const MAX_COMPOSE: usize = 4 * 1024 * 1024;
 
-const ACCESS_TOKEN: HeaderName = HeaderName::from_static("x-access-token");
+const TOKEN_HEADER: &str = "x-access-token";
 const METADATA_PREFIX: &str = "x-metadata-";
 
 /// State shared by all `/files` requests.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Files {
-    store: Arc<MetadataStore>,
+    agent: Arc<Agent>,
     transfers: Arc<Semaphore>,
 }
 
@@ -65,8 +67,7 @@ impl Refusal {
         if status.is_server_error() {
             tracing::warn!(%status, %message, "a file request failed");
         }
-        let body = serde_json::json!({ "code": status.as_u16(), "message": message });
-        (status, axum::Json(body)).into_response()
+        refusal(status, &message)
     }
 }
 
@@ -100,9 +101,9 @@ impl From<UploadError> for Refusal {
 }
 
 impl Files {
-    pub(crate) fn new(store: Arc<MetadataStore>) -> Self {
+    pub(crate) fn new(agent: Arc<Agent>) -> Self {
         Self {
-            store,
+            agent,
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
         }
     }
@@ -110,11 +111,10 @@ impl Files {
     /// `GET /files`.
     pub(crate) async fn get(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         query: Option<&str>,
     ) -> Response {
-        self.try_get(gate, headers, query)
+        self.try_get(headers, query)
             .await
             .unwrap_or_else(Refusal::into_response)
     }
@@ -122,12 +122,11 @@ impl Files {
     /// `POST /files`.
     pub(crate) async fn post(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         query: Option<&str>,
         mut body: Body,
     ) -> Response {
-        match self.try_post(gate, headers, query, &mut body).await {
+        match self.try_post(headers, query, &mut body).await {
             Ok(response) => response,
             Err(refusal) => {
                 drain(body).await;
@@ -139,24 +138,22 @@ impl Files {
     /// `POST /files/compose`.
     pub(crate) async fn post_compose(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         body: Body,
     ) -> Response {
-        self.try_compose(gate, headers, body)
+        self.try_compose(headers, body)
             .await
             .unwrap_or_else(Refusal::into_response)
     }
 
     async fn try_get(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         query: Option<&str>,
     ) -> Result<Response, Refusal> {
         let query = query::parse(query.unwrap_or("")).map_err(Refusal::bad)?;
-        authorise(gate, headers, Some((&query, Operation::Read)))?;
-        let caller = caller(gate, headers, query.username.as_deref())?;
+        authorise(&self.agent, headers, &query, Operation::Read)?;
+        let caller = caller(&self.agent, headers, query.username.as_deref())?;
         let path = resolve(query.path.as_deref().unwrap_or(""), &caller)?;
         let permit = self.transfer()?;
         let to_open = path.clone();
@@ -170,21 +167,20 @@ impl Files {
 
     async fn try_post(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         query: Option<&str>,
         body: &mut Body,
     ) -> Result<Response, Refusal> {
         let query = query::parse(query.unwrap_or("")).map_err(Refusal::bad)?;
-        authorise(gate, headers, Some((&query, Operation::Write)))?;
-        let caller = caller(gate, headers, query.username.as_deref())?;
+        authorise(&self.agent, headers, &query, Operation::Write)?;
+        let caller = caller(&self.agent, headers, query.username.as_deref())?;
         let pairs = pairs(headers)?;
         let encoding = encoding(headers)?;
         let order = Order {
             caller,
             path: query.path,
             pairs: pairs.clone(),
-            store: Arc::clone(&self.store),
+            store: Arc::clone(&self.agent.metadata),
         };
         let content_type = text(headers, &header::CONTENT_TYPE).unwrap_or("");
         let _permit = self.transfer()?;
@@ -209,7 +205,6 @@ impl Files {
 
     async fn try_compose(
         &self,
-        gate: &impl Gate,
         headers: &HeaderMap,
         body: Body,
     ) -> Result<Response, Refusal> {
@@ -220,7 +215,7 @@ impl Files {
             #[serde(default)]
             username: Option<String>,
         }
-        authorise(gate, headers, None)?;
+        // The token was asked for on the way here.
         let limited = http_body_util::Limited::new(body, MAX_COMPOSE);
         let bytes = match timeout(IDLE, limited.collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
@@ -234,11 +229,11 @@ impl Files {
         let asked: Compose = serde_json::from_slice(&bytes)
             .map_err(|error| Refusal::bad(format!("body is not as expected: {error}")))?;
         let username = asked.username.as_deref().filter(|name| !name.is_empty());
-        let caller = caller(gate, headers, username)?;
+        let caller = caller(&self.agent, headers, username)?;
         let _permit = self.transfer()?;
         let abandoned = Abandoned::default();
         let flag = abandoned.flag();
-        let store = Arc::clone(&self.store);
+        let store = Arc::clone(&self.agent.metadata);
         let path = blocking(move || {
             compose(
                 &asked.source_paths,
@@ -278,23 +273,22 @@ fn said(path: &std::path::Path, pairs: &Pairs) -> serde_json::Value {
 
 /// A valid token opens everything; a signature opens what it was made for.
 fn authorise(
-    gate: &impl Gate,
+    agent: &Agent,
     headers: &HeaderMap,
-    signed: Option<(&Query, Operation)>,
+    query: &Query,
+    operation: Operation,
 ) -> Result<(), Refusal> {
     let unauthorised = |text: &str| Refusal(StatusCode::UNAUTHORIZED, text.to_owned());
-    let Some(token) = gate.token() else {
+    let Some(token) = agent.access_token() else {
         return Ok(());
     };
-    if let Some(given) = headers.get(ACCESS_TOKEN) {
-        let is_right = given.to_str().is_ok_and(|given| token.matches(given));
-        return is_right
-            .then_some(())
-            .ok_or_else(|| unauthorised("invalid access token"));
+    if headers.contains_key(TOKEN_HEADER) {
+        return if agent.has_token(headers) {
+            Ok(())
+        } else {
+            Err(unauthorised("invalid access token"))
+        };
     }
-    let Some((query, operation)) = signed else {
-        return Err(unauthorised("access token is missing"));
-    };
     let Some(given) = &query.signature else {
         return Err(unauthorised("access token or signature is missing"));
     };
@@ -305,7 +299,7 @@ fn authorise(
         user: query.username.as_deref().unwrap_or(""),
         expiration,
     };
-    if !signature::verify(&claim, &token, given) {
+    if !signature::verify(&claim, token, given) {
         return Err(unauthorised("invalid signature"));
     }
     let Some(expiration) = expiration else {
@@ -323,8 +317,13 @@ fn authorise(
     Ok(())
 }
 
-fn caller(gate: &impl Gate, headers: &HeaderMap, name: Option<&str>) -> Result<Caller, Refusal> {
-    gate::caller(gate, headers, name).map_err(|text| Refusal(StatusCode::UNAUTHORIZED, text))
+fn caller(agent: &Agent, headers: &HeaderMap, name: Option<&str>) -> Result<Caller, Refusal> {
+    let unauthorised = |error: UserError| Refusal(StatusCode::UNAUTHORIZED, error.to_string());
+    let user = match name {
+        Some(_) => agent.user_named(name),
+        None => agent.user_of(headers),
+    };
+    Ok(Caller::new(user.map_err(unauthorised)?, agent))
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {

@@ -5,6 +5,8 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::fault::FileError;
+use crate::agent::Agent;
+use crate::users::User;
 
 /// Longest path in bytes: the kernel's `PATH_MAX` of 4096 counts a closing NUL.
 pub(crate) const MAX_PATH: usize = 4095;
@@ -20,6 +22,17 @@ pub(crate) struct Caller {
     pub(crate) home: PathBuf,
     /// Where relative paths start; none: at `home`.
     pub(crate) workdir: Option<PathBuf>,
+}
+
+impl Caller {
+    pub(crate) fn new(user: User, agent: &Agent) -> Self {
+        Self {
+            uid: user.uid,
+            gid: user.gid,
+            home: user.home,
+            workdir: agent.default_workdir(),
+        }
+    }
 }
 
 /// Makes `raw` absolute and clean (no `.`, no `..`, no doubled or trailing slash), the way

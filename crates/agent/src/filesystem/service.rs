@@ -24,7 +24,7 @@ use super::path::{Caller, resolve};
 use super::watch::queue::{self, Next};
 use super::watch::registry::{ReadError, Registry};
 use super::watch::{Change, Detail, Event, NetworkMounts, Reach, Spec, Watch, Watches};
-use crate::files::gate::{self, Gate};
+use crate::agent::Agent;
 
 /// Seconds between signs of life on a silent stream, when the client names none.
 const KEEPALIVE: u64 = 90;
@@ -33,25 +33,27 @@ const KEEPALIVE_HEADER: &str = "keepalive-ping-interval";
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Service<G> {
-    gate: Arc<G>,
-    store: Arc<MetadataStore>,
+pub(crate) struct Service {
+    agent: Arc<Agent>,
     watches: Watches,
     registry: Registry,
 }
 
-impl<G: Gate> Service<G> {
-    pub(crate) fn new(gate: Arc<G>, store: Arc<MetadataStore>) -> Self {
+impl Service {
+    pub(crate) fn new(agent: Arc<Agent>) -> Self {
         Self {
-            gate,
-            watches: Watches::new(Arc::clone(&store)),
-            store,
+            watches: Watches::new(Arc::clone(&agent.metadata)),
+            agent,
             registry: Registry::default(),
         }
     }
 
     fn caller(&self, ctx: &RequestContext) -> Result<Caller, ConnectError> {
-        gate::caller(&*self.gate, ctx.headers(), None).map_err(ConnectError::unauthenticated)
+        let user = self
+            .agent
+            .user_of(ctx.headers())
+            .map_err(|error| ConnectError::unauthenticated(error.to_string()))?;
+        Ok(Caller::new(user, &self.agent))
     }
 
     /// Runs `work` as a blocking operation with what it needs.
@@ -59,7 +61,7 @@ impl<G: Gate> Service<G> {
         &self,
         work: impl FnOnce(&MetadataStore) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, ConnectError> {
-        let store = Arc::clone(&self.store);
+        let store = Arc::clone(&self.agent.metadata);
         super::blocking(move || work(&store))
             .await
             .and_then(|outcome| outcome)
@@ -98,12 +100,12 @@ struct Asked<'a> {
     allow_network_mounts: bool,
 }
 
-impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
+impl wire::Filesystem for Service {
     async fn stat<'a>(
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::StatRequest>,
-    ) -> ServiceResult<impl Encodable<wire::StatResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::StatResponse> + Send + use<'a>> {
         let path = resolve(request.path, &self.caller(&ctx)?).map_err(refuse)?;
         let entry = self.run(move |store| read(&path, store)).await?;
         Response::ok(wire::StatResponse {
@@ -116,7 +118,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::MakeDirRequest>,
-    ) -> ServiceResult<impl Encodable<wire::MakeDirResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::MakeDirResponse> + Send + use<'a>> {
         let caller = self.caller(&ctx)?;
         let path = resolve(request.path, &caller).map_err(refuse)?;
         let entry = self
@@ -135,7 +137,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::MoveRequest>,
-    ) -> ServiceResult<impl Encodable<wire::MoveResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::MoveResponse> + Send + use<'a>> {
         let caller = self.caller(&ctx)?;
         let source = resolve(request.source, &caller).map_err(refuse)?;
         let destination = resolve(request.destination, &caller).map_err(refuse)?;
@@ -155,7 +157,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::ListDirRequest>,
-    ) -> ServiceResult<impl Encodable<wire::ListDirResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::ListDirResponse> + Send + use<'a>> {
         let path = resolve(request.path, &self.caller(&ctx)?).map_err(refuse)?;
         let depth = request.depth;
         let entries = self
@@ -171,7 +173,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::RemoveRequest>,
-    ) -> ServiceResult<impl Encodable<wire::RemoveResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::RemoveResponse> + Send + use<'a>> {
         let path = resolve(request.path, &self.caller(&ctx)?).map_err(refuse)?;
         self.run(move |store| change::remove(&path, store)).await?;
         Response::ok(wire::RemoveResponse::default())
@@ -181,7 +183,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::WatchDirRequest>,
-    ) -> ServiceResult<ServiceStream<impl Encodable<wire::WatchDirResponse> + Send + use<G>>> {
+    ) -> ServiceResult<ServiceStream<impl Encodable<wire::WatchDirResponse> + Send + use<>>> {
         let asked = Asked {
             path: request.path,
             recursive: request.recursive,
@@ -198,7 +200,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         ctx: RequestContext,
         request: ServiceRequest<'_, wire::CreateWatcherRequest>,
-    ) -> ServiceResult<impl Encodable<wire::CreateWatcherResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::CreateWatcherResponse> + Send + use<'a>> {
         self.registry.sweep(Instant::now());
         let asked = Asked {
             path: request.path,
@@ -217,7 +219,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         _ctx: RequestContext,
         request: ServiceRequest<'_, wire::GetWatcherEventsRequest>,
-    ) -> ServiceResult<impl Encodable<wire::GetWatcherEventsResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::GetWatcherEventsResponse> + Send + use<'a>> {
         let events = self
             .registry
             .read(request.watcher_id, Instant::now())
@@ -235,7 +237,7 @@ impl<G: Gate + Send + Sync + 'static> wire::Filesystem for Service<G> {
         &'a self,
         _ctx: RequestContext,
         request: ServiceRequest<'_, wire::RemoveWatcherRequest>,
-    ) -> ServiceResult<impl Encodable<wire::RemoveWatcherResponse> + Send + use<'a, G>> {
+    ) -> ServiceResult<impl Encodable<wire::RemoveWatcherResponse> + Send + use<'a>> {
         self.registry
             .remove(request.watcher_id)
             .map_err(|unknown| ConnectError::not_found(unknown.to_string()))?;
