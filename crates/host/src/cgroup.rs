@@ -307,7 +307,7 @@ impl Group {
                 self.write(root, "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
                 self.write(root, "memory.max", &limits.memory_bytes.to_string())?;
                 self.write(root, "memory.swap.max", "0")
-                    .or_else(|e| missing_is_fine(e))?;
+                    .or_else(missing_is_fine)?;
                 self.write(root, "memory.oom.group", "1")?;
                 self.write(root, "pids.max", &limits.pids.to_string())
             }
@@ -326,7 +326,7 @@ impl Group {
                     "memory.memsw.limit_in_bytes",
                     &limits.memory_bytes.to_string(),
                 )
-                .or_else(|e| missing_is_fine(e))?;
+                .or_else(missing_is_fine)?;
                 self.write(&trees.pids, "pids.max", &limits.pids.to_string())
             }
         }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The oldest build with the systrap platform that was tried (Debian backports).
-const OLDEST: u32 = 2024_01_01;
+// Days are written as the version has them: year, month, day.
+const OLDEST: u32 = 20240101;
 /// Builds from this day on recognise the host's namespace without help (gvisor#10704).
-const NET_CORE_FIXED: u32 = 2024_09_01;
+const NET_CORE_FIXED: u32 = 20240901;
 
 /// A `runsc` that can be used.
 #[derive(Debug, Clone)]
@@ -100,12 +101,9 @@ mod tests {
     fn both_forms_of_a_version_hold_a_day() {
         assert_eq!(
             date_in("runsc version 0.0~20240729.0\nspec: 1.0.2-dev"),
-            Some(2024_07_29)
+            Some(20240729)
         );
-        assert_eq!(
-            date_in("runsc version release-20260803.0"),
-            Some(2026_08_03)
-        );
+        assert_eq!(date_in("runsc version release-20260803.0"), Some(20260803));
         assert_eq!(date_in("runsc version VERSION_MISSING"), None);
     }
 }
