@@ -34,6 +34,9 @@ pub(crate) struct Order {
     pub(crate) boot: String,
     /// Laid over `/proc/meminfo`: the sandbox's kernel takes its memory size from there.
     pub(crate) meminfo: PathBuf,
+    /// CPUs the sandbox is shown: its kernel counts those it may run on when it starts.
+    /// [`crate::affinity::widen`] gives the others back afterwards.
+    pub(crate) cpus: u32,
 }
 
 /// Runs the launcher; returns only on failure (or when nothing was ordered).
@@ -62,6 +65,8 @@ pub fn main(setup: &str) -> io::Result<()> {
         hearth_host::mount::cover_dir(Path::new("/proc/sys/net/core"))?;
     }
     hearth_host::mount::cover_file(&order.meminfo, Path::new("/proc/meminfo"))?;
+
+    crate::affinity::narrow(order.cpus)?;
 
     let boot = rustix::fs::memfd_create("boot", rustix::fs::MemfdFlags::CLOEXEC)?;
     let mut boot = std::fs::File::from(boot);

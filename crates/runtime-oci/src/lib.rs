@@ -7,6 +7,7 @@
 //!
 //! Not here: what the sandbox is for, its disk, its network policy (all the node's).
 
+mod affinity;
 mod bundle;
 pub mod launcher;
 mod version;
@@ -17,6 +18,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hearth_host::cgroup::Group;
 use hearth_host::process::Process;
 use hearth_host::spawn::{self, Child};
 use hearth_runtime::{
@@ -77,6 +79,7 @@ impl Runtime for Gvisor {
 struct GvisorShell {
     runsc: Runsc,
     netns: PathBuf,
+    group: Group,
     child: Option<Child>,
     order: File,
     answers: Lines,
@@ -116,6 +119,7 @@ impl GvisorShell {
         let mut shell = Self {
             runsc: gvisor.runsc.clone(),
             netns: plan.netns,
+            group: plan.group,
             child: Some(child),
             order: File::from(order),
             answers: Lines::new(answer).map_err(shell_fault("watching a pipe"))?,
@@ -154,6 +158,7 @@ impl GvisorShell {
             argv: self.runsc.run_args(&plan.dir, &pid_file),
             boot: String::from_utf8_lossy(&plan.boot).into_owned(),
             meminfo: plan.dir.join(bundle::MEMINFO),
+            cpus: plan.size.vcpu,
         };
         let mut line =
             serde_json::to_vec(&order).map_err(|e| fault("writing the order")(e.into()))?;
@@ -203,6 +208,7 @@ impl GvisorShell {
                 });
             }
         }
+        affinity::widen(&self.group);
         let pid = std::fs::read_to_string(&pid_file)
             .and_then(|t| t.trim().parse::<i32>().map_err(io::Error::other))
             .map_err(fault("reading the sentry's pid"))?;

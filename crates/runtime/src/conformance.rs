@@ -55,7 +55,7 @@ pub const CHECKS: &[Check] = &[
         Box::pin(runs(s))
     }),
     (
-        "shows its own processes, kernel and memory size, not the host's",
+        "shows its own processes, kernel, memory and CPUs, not the host's",
         |s| Box::pin(shows_its_own(s)),
     ),
     ("limits read back as asked", |s| {
@@ -121,6 +121,8 @@ async fn shows_its_own(subject: &dyn Subject) -> Result<(), String> {
     ensure(memory.stdout.contains(&(512 * 1024).to_string()), || {
         format!("{memory:?}")
     })?;
+    let cpus = sandbox.sh("nproc").await?;
+    ensure(cpus.stdout == "1\n", || format!("CPUs of a sandbox with one: {cpus:?}"))?;
     let host = std::fs::read_to_string("/proc/version").map_err(|e| e.to_string())?;
     let kernel = sandbox.sh("cat /proc/version").await?;
     ensure(kernel.stdout != host, || {
