@@ -113,8 +113,18 @@ pub(crate) async fn run(args: ServeArgs) -> Outcome {
         .code(EXIT_USAGE));
     }
     start_log();
+    raise_descriptor_limit();
     wiring::serve(args).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Two descriptors for each client connection, and the edge takes 20,000 of them.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let have = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, maximum: have.maximum }) {
+        tracing::warn!(%error, limit = have.current, "the descriptor limit stays");
+    }
 }
 
 fn start_log() {

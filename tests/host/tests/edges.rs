@@ -21,7 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("hearth-agent", &["hearth-model", "hearth-wire"]),
-    ("hearth-egress", &["hearth-model", "hearth-host"]),
+    ("hearth-egress", &[]),
     (
         "hearth-node",
         &[
@@ -34,7 +34,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("hearth-control", &["hearth-model", "hearth-wire"]),
-    ("hearth-edge", &["hearth-model"]),
+    ("hearth-edge", &["hearth-model", "hearth-wire"]),
 ];
 /// The binary wires the rooms and may name them all; the tests of whole tiers do the same.
 const TOP: [&str; 2] = ["hearth", "hearth-host-tests"];
