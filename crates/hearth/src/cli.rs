@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod down;
 pub(crate) mod env;
 pub(crate) mod key;
+pub(crate) mod out;
 pub(crate) mod prepare;
 pub(crate) mod sandbox;
 mod table;

@@ -5,6 +5,7 @@
 //! `E2B_SANDBOX_URL`, as for any SDK), else from what the server wrote for its operator.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hearth_wire::e2b::{API_KEY_HEADER, ErrorBody, NEXT_TOKEN_HEADER};
@@ -17,12 +18,15 @@ use hyper_util::rt::TokioExecutor;
 use serde_json::Value;
 
 use super::env::Client;
+use super::out::clean;
 use super::{EXIT_USAGE, Failure, Folders};
 
 /// Where a server listens by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:3000";
 /// Largest answer read into memory, in bytes: a page of a list is far below it.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
+/// Longest wait for an answer of the API. A create may wait a minute for the node.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of a list before something is wrong with the server.
 const MAX_PAGES: usize = 10_000;
 
@@ -115,9 +119,19 @@ impl Api {
         let request = build
             .body(Full::from(body))
             .map_err(|e| Failure::from_error("building the request", &e))?;
-        let answer = self.send(request).await?;
-        let (status, next) = (answer.status(), header(&answer, NEXT_TOKEN_HEADER));
-        let bytes = collect(answer).await?;
+        let whole = async {
+            let answer = self.send(request).await?;
+            let (status, next) = (answer.status(), header(&answer, NEXT_TOKEN_HEADER));
+            Ok::<_, Failure>((status, next, collect(answer).await?))
+        };
+        let (status, next, bytes) =
+            tokio::time::timeout(ANSWER_TIMEOUT, whole)
+                .await
+                .map_err(|_| {
+                    let seconds = ANSWER_TIMEOUT.as_secs();
+                    Failure::new(format!("{} did not answer within {seconds} s", self.url))
+                        .hint("`hearth doctor` checks the server's host")
+                })??;
         if status.is_success() {
             let body = if bytes.is_empty() {
                 Value::Null
@@ -130,8 +144,8 @@ impl Api {
         Err(refused(status, &bytes))
     }
 
-    /// Every item of a paged list.
-    pub(crate) async fn all(&self, path: &str) -> Result<Vec<Value>, Failure> {
+    /// The items of a paged list, up to `most`.
+    pub(crate) async fn all(&self, path: &str, most: usize) -> Result<Vec<Value>, Failure> {
         let mut items = Vec::new();
         let mut token: Option<String> = None;
         for _ in 0..MAX_PAGES {
@@ -150,7 +164,8 @@ impl Api {
                 }
             }
             token = answer.next;
-            if token.is_none() {
+            if token.is_none() || items.len() >= most {
+                items.truncate(most);
                 return Ok(items);
             }
         }
@@ -165,6 +180,7 @@ impl Api {
         to: &Agent,
         method: &str,
         kind: &str,
+        deadline_ms: Option<u64>,
         body: Vec<u8>,
     ) -> Result<Response<Incoming>, Failure> {
         let mut build = Request::builder()
@@ -174,6 +190,9 @@ impl Api {
             .header("e2b-sandbox-port", hearth_model::limits::AGENT_PORT)
             .header("content-type", kind)
             .header("connect-protocol-version", "1");
+        if let Some(deadline) = deadline_ms {
+            build = build.header("connect-timeout-ms", deadline);
+        }
         if let Some(token) = &to.token {
             build = build.header("x-access-token", token);
         }
@@ -188,29 +207,34 @@ impl Api {
         self.send(request).await
     }
 
-    /// A unary call of the agent, its answer thrown away.
+    /// A unary call of the agent, its answer thrown away. That the agent says no is no
+    /// failure of the call.
     pub(crate) async fn agent_call(
         &self,
         to: &Agent,
         method: &str,
         body: &Value,
-    ) -> Result<(), Failure> {
+    ) -> Result<Taken, Failure> {
+        let body = body.to_string().into_bytes();
         let answer = self
-            .agent(
-                to,
-                method,
-                "application/json",
-                body.to_string().into_bytes(),
-            )
+            .agent(to, method, "application/json", None, body)
             .await?;
-        let status = answer.status();
-        let bytes = collect(answer).await?;
-        if status.is_success() {
-            Ok(())
+        let taken = if answer.status().is_success() {
+            Taken::Yes
         } else {
-            Err(refused(status, &bytes))
-        }
+            Taken::No
+        };
+        // Read to its end, so that the connection can be used again.
+        collect(answer).await?;
+        Ok(taken)
     }
+}
+
+/// What the agent said to a unary call.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    Yes,
+    No,
 }
 
 /// What a call brought.
@@ -243,12 +267,23 @@ pub(crate) fn refused(status: StatusCode, body: &[u8]) -> Failure {
             // The agent and the edge have bodies of their own form, with the same field.
             serde_json::from_slice::<Value>(body)
                 .ok()
-                .and_then(|v| v.get("message").and_then(Value::as_str).map(str::to_owned))
+                .and_then(|v| {
+                    let message = v.get("message").and_then(Value::as_str)?;
+                    // The edge tells why a sandbox is gone in a field of its own.
+                    Some(match v.get("reason").and_then(Value::as_str) {
+                        Some(reason) => format!("{message}: {reason}"),
+                        None => message.to_owned(),
+                    })
+                })
                 .unwrap_or_else(|| {
                     String::from_utf8_lossy(&body[..body.len().min(300)]).into_owned()
                 })
         });
-    let failure = Failure::new(format!("the server refused ({}): {said}", status.as_u16()));
+    let failure = Failure::new(format!(
+        "the server refused ({}): {}",
+        status.as_u16(),
+        clean(&said)
+    ));
     match status {
         StatusCode::UNAUTHORIZED => {
             failure.hint("set E2B_API_KEY to a key of this server: `hearth key create` makes one")

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &EnvArgs) -> Outcome {
             "`hearth serve` writes them at its first start; or make a key with `hearth key create`",
         )
     })?;
-    print!("{}", client.exports());
+    super::out::print(&client.exports())?;
     Ok(ExitCode::SUCCESS)
 }
 

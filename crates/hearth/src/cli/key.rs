@@ -3,11 +3,11 @@
 
 use std::process::ExitCode;
 
-use hearth_control::keys::{Keys, Revoked, TeamLimits};
+use hearth_control::keys::{KeyRecord, Keys, Revoked, TeamLimits};
 use hearth_model::id::TeamId;
 use serde_json::json;
 
-use super::{EXIT_USAGE, Failure, Folders, Outcome};
+use super::{EXIT_USAGE, Failure, Folders, Outcome, out, table};
 use crate::wiring::db_path;
 
 /// The team of keys that name none.
@@ -91,12 +91,10 @@ pub(crate) async fn run(command: KeyCommand) -> Outcome {
                     .map_err(|e| failed(&e))?;
             }
             if json {
-                println!(
-                    "{}",
-                    json!({ "id": key.id, "team": team, "key": key.secret.expose() })
-                );
+                let made = json!({ "id": key.id, "team": team, "key": key.secret.expose() });
+                out::print(&format!("{made}\n"))?;
             } else {
-                println!("{}", key.secret.expose());
+                out::print(&format!("{}\n", key.secret.expose()))?;
                 eprintln!("id {}, team {team}; the key is not shown again", key.id);
             }
             keys.close().await;
@@ -123,27 +121,26 @@ pub(crate) async fn run(command: KeyCommand) -> Outcome {
                         })
                     })
                     .collect();
-                println!("{}", json!(rows));
+                out::print(&format!("{}\n", json!(rows)))?;
             } else {
-                let mut table = comfy_table::Table::new();
-                table.load_preset(comfy_table::presets::NOTHING);
-                table.set_header(["ID", "TEAM", "KEY", "NAME", "CREATED", "LAST USED", "STATE"]);
-                for k in all {
-                    table.add_row([
+                let header = ["ID", "TEAM", "KEY", "NAME", "CREATED", "LAST USED", "STATE"];
+                let row = |k: KeyRecord| {
+                    let state = if k.revoked_ms.is_some() {
+                        "revoked"
+                    } else {
+                        "valid"
+                    };
+                    [
                         k.id,
                         k.team,
                         k.mask,
                         k.name,
                         rfc3339(Some(k.created_ms)).unwrap_or_default(),
                         rfc3339(k.last_used_ms).unwrap_or_else(|| "never".into()),
-                        if k.revoked_ms.is_some() {
-                            "revoked".into()
-                        } else {
-                            "valid".into()
-                        },
-                    ]);
-                }
-                println!("{table}");
+                        state.into(),
+                    ]
+                };
+                table::show(header, all.into_iter().map(row).collect())?;
             }
             keys.close().await;
         }
@@ -169,9 +166,9 @@ pub(crate) async fn run(command: KeyCommand) -> Outcome {
                 }
             };
             if json {
-                println!("{}", json!({ "id": id, "state": text }));
+                out::print(&format!("{}\n", json!({ "id": id, "state": text })))?;
             } else {
-                println!("{id} {text}");
+                out::print(&format!("{id} {text}\n"))?;
             }
         }
     }

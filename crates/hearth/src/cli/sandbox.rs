@@ -11,7 +11,10 @@ use http::Method;
 use serde_json::Value;
 
 use super::api::{Api, encode};
-use super::{EXIT_USAGE, Failure, Folders, Outcome, table};
+use super::{EXIT_USAGE, Failure, Folders, Outcome, out, table};
+
+/// Sandboxes of one page, the most the API gives.
+const PAGE: usize = 100;
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub(crate) enum SandboxCommand {
@@ -32,9 +35,15 @@ pub(crate) enum SandboxCommand {
 pub(crate) struct CreateArgs {
     #[command(flatten)]
     folders: Folders,
-    /// Name or id of the template.
-    #[arg(default_value = "base")]
-    template: String,
+    /// Name or id of the template; default: base.
+    template: Option<String>,
+    /// The same, as an option.
+    #[arg(
+        long = "template",
+        value_name = "TEMPLATE",
+        conflicts_with = "template"
+    )]
+    template_option: Option<String>,
     /// Seconds until it ends by itself.
     #[arg(long)]
     timeout: Option<u64>,
@@ -59,6 +68,12 @@ pub(crate) struct ListArgs {
     /// Only those with this metadata, as KEY=VALUE; may be given several times.
     #[arg(long = "metadata", value_parser = pair)]
     metadata: Vec<(String, String)>,
+    /// Only those in this state.
+    #[arg(long, value_parser = ["running", "paused"])]
+    state: Option<String>,
+    /// At most this many, the newest; default: all.
+    #[arg(long)]
+    limit: Option<usize>,
     /// Print the API's objects.
     #[arg(long)]
     json: bool,
@@ -92,15 +107,19 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Characters of a wrong id that are shown.
+const MAX_SHOWN: usize = 60;
+
 /// Ids become parts of paths: nothing else than an id does.
 fn id(text: &str) -> Result<SandboxId, Failure> {
     SandboxId::parse(text).map_err(|e| {
-        Failure::new(format!("{text:.60?} is not the id of a sandbox: {e}")).code(EXIT_USAGE)
+        let shown: String = text.chars().take(MAX_SHOWN).collect();
+        Failure::new(format!("{shown:?} is not the id of a sandbox: {e}")).code(EXIT_USAGE)
     })
 }
 
-fn pretty(value: &Value) {
-    println!("{value:#}");
+fn pretty(value: &Value) -> Result<(), Failure> {
+    out::print(&format!("{value:#}\n"))
 }
 
 fn parsed<T: serde::de::DeserializeOwned>(value: Value) -> Result<T, Failure> {
@@ -121,7 +140,10 @@ pub(crate) async fn run(command: SandboxCommand) -> Outcome {
 async fn create(args: CreateArgs) -> Outcome {
     let api = Api::open(&args.folders)?;
     let wanted = NewSandbox {
-        template_id: args.template,
+        template_id: args
+            .template
+            .or(args.template_option)
+            .unwrap_or_else(|| "base".into()),
         timeout: args.timeout,
         metadata: args.metadata.into_iter().collect(),
         env_vars: args.env.into_iter().collect(),
@@ -132,17 +154,22 @@ async fn create(args: CreateArgs) -> Outcome {
         .await?
         .body;
     if args.json {
-        pretty(&made);
+        pretty(&made)?;
     } else {
         let made: hearth_wire::e2b::Sandbox = parsed(made)?;
-        println!("{}", made.sandbox_id);
+        out::print(&format!("{}\n", out::clean(&made.sandbox_id)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 async fn list(args: ListArgs) -> Outcome {
     let api = Api::open(&args.folders)?;
-    let mut path = "/v2/sandboxes?limit=100".to_owned();
+    let most = args.limit.unwrap_or(usize::MAX);
+    let mut path = format!("/v2/sandboxes?limit={}", most.clamp(1, PAGE));
+    if let Some(state) = &args.state {
+        path.push_str("&state=");
+        path.push_str(state);
+    }
     if !args.metadata.is_empty() {
         // The filter is itself a query, encoded as one value.
         let pairs: Vec<String> = args
@@ -153,9 +180,9 @@ async fn list(args: ListArgs) -> Outcome {
         path.push_str("&metadata=");
         path.push_str(&encode(&pairs.join("&")));
     }
-    let all = api.all(&path).await?;
+    let all = api.all(&path, most).await?;
     if args.json {
-        pretty(&Value::Array(all));
+        pretty(&Value::Array(all))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut rows = Vec::with_capacity(all.len());
@@ -172,12 +199,12 @@ async fn list(args: ListArgs) -> Outcome {
             one.tier.unwrap_or_default(),
         ]);
     }
-    table::print(
+    table::show(
         [
             "ID", "TEMPLATE", "STATE", "STARTED", "ENDS", "CPU", "MEMORY", "TIER",
         ],
         rows,
-    );
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -192,7 +219,7 @@ async fn info(args: OneArgs) -> Outcome {
         .await?
         .body;
     if args.json {
-        pretty(&found);
+        pretty(&found)?;
         return Ok(ExitCode::SUCCESS);
     }
     let one: SandboxDetail = parsed(found)?;
@@ -232,7 +259,7 @@ async fn info(args: OneArgs) -> Outcome {
         ),
         ("metadata", metadata(&listed.metadata)),
     ] {
-        println!("{name:<10} {value}");
+        out::print(&format!("{name:<10} {}\n", out::clean(&value)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -261,10 +288,10 @@ async fn kill(args: KillArgs) -> Outcome {
         }
     }
     if args.json {
-        pretty(&serde_json::json!({ "killed": killed }));
+        pretty(&serde_json::json!({ "killed": killed }))?;
     } else {
         for id in killed {
-            println!("{id}");
+            out::print(&format!("{id}\n"))?;
         }
     }
     failed.map_or(Ok(ExitCode::SUCCESS), Err)

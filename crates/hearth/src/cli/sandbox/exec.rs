@@ -19,8 +19,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::super::api::{Agent, Api, collect, refused};
-use super::super::{EXIT_OWN, Failure, Folders, Outcome};
+use super::super::api::{Agent, Api, Taken, collect, refused};
+use super::super::out::clean;
+use super::super::{EXIT_OWN, Failure, Folders, Outcome, out};
 use super::{id, pair};
 use crate::cli::terminal::RawTerminal;
 
@@ -28,6 +29,10 @@ use crate::cli::terminal::RawTerminal;
 const MAX_EVENT: usize = 8 * 1024 * 1024;
 /// Input of one call, in bytes.
 const INPUT_CHUNK: usize = 64 * 1024;
+/// Most output that `--json` keeps, in bytes.
+const MAX_KEPT: usize = 64 * 1024 * 1024;
+/// Exit status when `--timeout` passed, as of timeout(1).
+const EXIT_TIMEOUT: u8 = 124;
 /// Exit status when whoever read our output went away: 128 and SIGPIPE.
 const EXIT_PIPE: u8 = 141;
 /// Exit status of a second interrupt: 128 and SIGINT.
@@ -47,6 +52,9 @@ pub(crate) struct ExecArgs {
     /// Environment, as KEY=VALUE; may be given several times.
     #[arg(long = "env", short = 'e', value_parser = pair)]
     env: Vec<(String, String)>,
+    /// Seconds until it is killed; the exit status is 124 then. Default: no limit.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: Option<u32>,
     /// Give it a terminal.
     #[arg(long, short = 't')]
     tty: bool,
@@ -96,6 +104,7 @@ async fn exec(args: ExecArgs) -> Outcome {
             &agent,
             "/process.Process/Start",
             "application/connect+json",
+            args.timeout.map(|seconds| u64::from(seconds) * 1000),
             envelope(&start)?,
         )
         .await?;
@@ -322,9 +331,15 @@ impl Running {
                     "the agent ended the stream before the command ended",
                 ));
             }
+            Item::End(Some((code, _))) if code == "deadline_exceeded" => {
+                let failure = Failure::new("the command was killed: its --timeout passed");
+                return Err(failure.code(EXIT_TIMEOUT));
+            }
             Item::End(Some((code, message))) => {
                 return Err(Failure::new(format!(
-                    "the agent refused ({code}): {message}"
+                    "the agent refused ({}): {}",
+                    clean(&code),
+                    clean(&message)
                 )));
             }
         };
@@ -349,10 +364,8 @@ impl Running {
             let code = exit_code(end);
             if let Some(kept) = &self.kept {
                 let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-                println!(
-                    "{:#}",
-                    json!({ "exitCode": code, "stdout": text(&kept.stdout), "stderr": text(&kept.stderr) })
-                );
+                let all = json!({ "exitCode": code, "stdout": text(&kept.stdout), "stderr": text(&kept.stderr) });
+                out::print(&format!("{all:#}\n"))?;
             }
             return Ok(Some(ExitCode::from(code)));
         }
@@ -360,6 +373,16 @@ impl Running {
     }
 
     async fn write(&mut self, name: &str, bytes: &[u8]) -> Result<Reader, Failure> {
+        if let Some(kept) = &self.kept
+            && kept.stdout.len() + kept.stderr.len() + bytes.len() > MAX_KEPT
+        {
+            self.signal("SIGNAL_SIGKILL").await;
+            let mib = MAX_KEPT >> 20;
+            return Err(
+                Failure::new(format!("the command put out more than {mib} MiB"))
+                    .hint("without --json there is no limit"),
+            );
+        }
         let done = match (&mut self.kept, name) {
             (Some(kept), "stderr") => {
                 kept.stderr.extend_from_slice(bytes);
@@ -468,12 +491,34 @@ async fn pump(api: Arc<Api>, agent: Agent, pid: u64, input: Input) {
         } else {
             return;
         };
-        // A process that ended or closed its input takes no more; that is its right, and its
-        // exit status says the rest.
-        if api.agent_call(&agent, method, &body).await.is_err() || n == 0 {
-            return;
+        match api.agent_call(&agent, method, &body).await {
+            Ok(Taken::Yes) if n > 0 => {}
+            Ok(Taken::Yes) => return,
+            // A process that ended or closed its input takes no more; that is its right, and
+            // its exit status says the rest.
+            Ok(Taken::No) if n == 0 || input == Input::Terminal => return,
+            // For whatever other reason: it must not wait for more.
+            Ok(Taken::No) => {
+                let close = json!({ "process": { "pid": pid } });
+                if let Err(failure) = api
+                    .agent_call(&agent, "/process.Process/CloseStdin", &close)
+                    .await
+                {
+                    tell(&failure);
+                }
+                return;
+            }
+            Err(failure) => {
+                tell(&failure);
+                return;
+            }
         }
     }
+}
+
+/// The command goes on without its input; whoever waits for it should know why.
+fn tell(failure: &Failure) {
+    eprintln!("hearth: standard input was cut off: {}", failure.what);
 }
 
 /// The status a shell would show: the process's own, or 128 and the signal's number.
