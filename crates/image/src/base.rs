@@ -4,10 +4,11 @@
 //! has the final name. Nothing of it needs an image registry.
 
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use hearth_host::disk;
 use sha2::{Digest as _, Sha256};
@@ -15,7 +16,9 @@ use sha2::{Digest as _, Sha256};
 use crate::sources;
 
 /// Raised when the tree changes for another reason than its packages.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
+/// How much of mmdebstrap's last words an error holds, in characters.
+const SAID: usize = 1500;
 /// What every sandbox has. `python3-venv` comes along because pip inside a venv needs it.
 const PACKAGES: &str = "bash,sudo,python3,python3-pip,python3-venv,nodejs,git,curl,procps,iproute2,ca-certificates,iputils-ping,less,xz-utils,unzip,openssh-client";
 
@@ -66,6 +69,10 @@ pub fn ensure(
     let codename = sources::codename(&os_release).ok_or(BuildError::NoCodename)?;
     let dir = cache.join("templates");
     std::fs::create_dir_all(&dir).map_err(io_fault("making the cache folder"))?;
+    // The mount table has whole paths.
+    let dir = dir
+        .canonicalize()
+        .map_err(io_fault("finding the cache folder"))?;
     let text = format!(
         "{RECIPE} {PACKAGES} {codename} {disk_mib} {} {FINISH} {PROFILE}",
         std::env::consts::ARCH
@@ -78,8 +85,9 @@ pub fn ensure(
     };
 
     let lock = File::create(dir.join("lock")).map_err(io_fault("opening the cache's lock"))?;
-    rustix_lock(&lock).map_err(io_fault("locking the cache"))?;
-    if image.path.exists() {
+    take(&lock, progress).map_err(io_fault("locking the cache"))?;
+    // The length is that of another disk when somebody changed the file by hand.
+    if std::fs::metadata(&image.path).is_ok_and(|m| m.len() == disk_mib << 20) {
         return Ok(image);
     }
     let mirror = sources::lines_for(&codename, Path::new("/etc/apt"))
@@ -90,18 +98,28 @@ pub fn ensure(
     let work = dir.join("building");
     clean(&work).map_err(io_fault("removing an unfinished build"))?;
     std::fs::create_dir_all(work.join("mnt")).map_err(io_fault("making a work folder"))?;
-    let built = build(&image, &work, &codename, &mirror, progress);
+    let built = build(&image, &work, &codename, &mirror, &lock, progress);
     let cleaned = clean(&work).map_err(io_fault("removing the work folder"));
     built.and(cleaned)?;
     Ok(image)
 }
 
-fn rustix_lock(file: &File) -> io::Result<()> {
-    file.lock()
+fn take(lock: &File, progress: &dyn Fn(&str)) -> io::Result<()> {
+    match lock.try_lock() {
+        Err(std::fs::TryLockError::WouldBlock) => {
+            progress("waiting for another process that builds a base image");
+            lock.lock()
+        }
+        Err(std::fs::TryLockError::Error(e)) => Err(e),
+        Ok(()) => Ok(()),
+    }
 }
 
+/// Removes a work folder; what is still mounted in it is unmounted, never entered.
 fn clean(work: &Path) -> io::Result<()> {
-    hearth_host::mount::unmount(&work.join("mnt"))?;
+    for at in hearth_host::mount::below(work)? {
+        hearth_host::mount::unmount(&at)?;
+    }
     match std::fs::remove_dir_all(work) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
@@ -113,6 +131,7 @@ fn build(
     work: &Path,
     codename: &str,
     mirror: &[String],
+    lock: &File,
     progress: &dyn Fn(&str),
 ) -> Result<(), BuildError> {
     let (tar, raw, at) = (
@@ -121,7 +140,7 @@ fn build(
         work.join("mnt"),
     );
     progress("building the base tree from this host's Debian mirror (about half a minute)");
-    debootstrap(&tar, codename, mirror)?;
+    debootstrap(&tar, codename, mirror, lock)?;
     progress("writing the base disk image");
     let file = File::create_new(&raw).map_err(io_fault("making the image"))?;
     file.set_len(image.disk_mib << 20)
@@ -155,17 +174,36 @@ fn build(
         ],
     )
     .map_err(io_fault("unpacking the tree"))?;
+    // gVisor lays a file system in memory over an empty /tmp: with something in it, what is
+    // written there is on the sandbox's disk and counts against its quota.
+    let inside_tmp = at.join("tmp/.X11-unix");
+    std::fs::create_dir(&inside_tmp)
+        .and_then(|()| std::fs::set_permissions(&inside_tmp, Permissions::from_mode(0o1777)))
+        .map_err(io_fault("filling /tmp"))?;
+    // Written out while it is mounted: another mount namespace may hold it on afterwards.
+    disk::tool("sync", &[OsStr::new("-f"), at.as_os_str()])
+        .map_err(io_fault("syncing the tree"))?;
     hearth_host::mount::unmount(&at).map_err(io_fault("unmounting the image"))?;
     File::open(&raw)
         .and_then(|f| f.sync_all())
         .map_err(io_fault("syncing the image"))?;
-    std::fs::rename(&raw, &image.path).map_err(io_fault("naming the image"))
+    std::fs::rename(&raw, &image.path).map_err(io_fault("naming the image"))?;
+    File::open(work)
+        .and_then(|dir| dir.sync_all())
+        .map_err(io_fault("syncing the cache folder"))
 }
 
-fn debootstrap(tar: &Path, codename: &str, mirror: &[String]) -> Result<(), BuildError> {
+fn debootstrap(
+    tar: &Path,
+    codename: &str,
+    mirror: &[String],
+    lock: &File,
+) -> Result<(), BuildError> {
     let finish = FINISH.replace("@PROFILE@", PROFILE);
     let hook = tar.with_file_name("finish.sh");
     std::fs::write(&hook, finish).map_err(io_fault("writing the finishing script"))?;
+    let temp = tar.with_file_name("tmp");
+    std::fs::create_dir(&temp).map_err(io_fault("making a work folder"))?;
     let mut command = Command::new("mmdebstrap");
     command
         .arg("--quiet")
@@ -178,21 +216,25 @@ fn debootstrap(tar: &Path, codename: &str, mirror: &[String]) -> Result<(), Buil
         .arg("--dpkgopt=path-exclude=/usr/share/doc/*")
         .arg("--dpkgopt=path-include=/usr/share/doc/*/copyright")
         .arg("--dpkgopt=path-exclude=/usr/share/locale/*")
-        .arg(format!("--customize-hook=sh '{}' \"$1\"", hook.display()))
-        .arg(codename)
-        .arg(tar);
-    for line in mirror {
-        command.arg(line);
+        .arg(format!("--customize-hook=sh '{}' \"$1\"", hook.display()));
+    for option in crate::apt::options_to_reach_a_mirror().map_err(io_fault("asking apt"))? {
+        command.arg(format!("--aptopt={option}"));
     }
+    command.arg(codename).arg(tar).args(mirror);
+    // The tree is made beside the image and not in /tmp, which is memory on some hosts. When
+    // this process is killed, mmdebstrap goes on for a while: it holds the lock with us.
+    let lock = lock.try_clone().map_err(io_fault("sharing the lock"))?;
     let out = command
-        .stdin(Stdio::null())
+        .env("TMPDIR", &temp)
+        .env("LC_ALL", "C.UTF-8")
+        .stdin(lock)
         .output()
         .map_err(io_fault("starting mmdebstrap (Debian package mmdebstrap)"))?;
     if out.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&out.stderr);
-    let from = said.char_indices().rev().nth(1500).map_or(0, |(at, _)| at);
+    let from = said.char_indices().rev().nth(SAID).map_or(0, |(at, _)| at);
     Err(BuildError::Debootstrap {
         status: out.status.to_string(),
         said: said[from..].trim().to_owned(),
@@ -216,21 +258,29 @@ cat > "$root/etc/profile" <<'END_OF_PROFILE'
 END_OF_PROFILE
 rm -f "$root"/etc/profile.d/*
 for home in root home/user; do
-  printf '# Nothing here forks: every command of a client starts a login shell.\n' > "$root/$home/.profile"
   rm -f "$root/$home/.bash_profile" "$root/$home/.bash_logout"
-  printf 'PS1="\\u@\\h:\\w\\$ "\nalias ls="ls --color=auto"\n' > "$root/$home/.bashrc"
+  cat > "$root/$home/.profile" <<'END_OF_PROFILE'
+# Nothing here forks: every command of a client starts a login shell.
+[ -z "$BASH_VERSION" ] || [ ! -r ~/.bashrc ] || . ~/.bashrc
+END_OF_PROFILE
+  cat > "$root/$home/.bashrc" <<'END_OF_PROFILE'
+# The rest is for people at a terminal.
+case $- in *i*) ;; *) return ;; esac
+PS1='\u@\h:\w\$ '
+alias ls='ls --color=auto'
+END_OF_PROFILE
 done
 chroot "$root" chown 1000:1000 /home/user/.profile /home/user/.bashrc
 mkdir -p "$root/.hearth" "$root/code"
 : > "$root/.hearth/agent"
 chmod 777 "$root/code"
-# gVisor lays a memory file system over an empty /tmp; this one is not empty, so /tmp is on disk.
-mkdir -p -m 1777 "$root/tmp/.X11-unix"
-chmod 1777 "$root/tmp"
 : > "$root/etc/machine-id"
 rm -f "$root/etc/hostname" "$root/etc/resolv.conf" "$root/etc/hosts"
 printf '127.0.0.1 localhost\n::1 localhost\n' > "$root/etc/hosts"
 printf 'LANG=C.UTF-8\n' > "$root/etc/default/locale"
+# How this host reaches its mirror, and what it may need to be let in, is the host's own.
+rm -f "$root/etc/apt/apt.conf.d/99mmdebstrap"
+sed -i -e 's/^deb \[[^]]*\] /deb /' -e 's#://[^/@ ]*@#://#' "$root/etc/apt/sources.list"
 rm -rf "$root"/var/lib/apt/lists/* "$root"/var/cache/apt/*.bin "$root"/var/log/*.log
 "#;
 
@@ -241,4 +291,8 @@ else
   PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games:$HOME/.local/bin
 fi
 export PATH
-umask 022"#;
+umask 022
+for part in /etc/profile.d/*.sh; do
+  [ ! -r "$part" ] || . "$part"
+done
+unset part"#;

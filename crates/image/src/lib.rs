@@ -5,6 +5,7 @@
 //!
 //! Nothing here starts a sandbox.
 
+mod apt;
 pub mod base;
 mod sources;
 pub mod store;

@@ -10,6 +10,8 @@ struct Entry {
     uris: Vec<String>,
     suites: Vec<String>,
     components: Vec<String>,
+    /// What apt must know to trust the mirror: `signed-by=PATH`, `trusted=yes`.
+    options: Vec<String>,
 }
 
 /// Codename of the host's release, from `os-release`.
@@ -49,18 +51,30 @@ pub(crate) fn lines_for(codename: &str, etc_apt: &Path) -> io::Result<Vec<String
                 if !ours || !entry.components.iter().any(|c| c == "main") {
                     continue;
                 }
-                lines.extend(
-                    entry
-                        .uris
-                        .iter()
-                        .map(|uri| format!("deb {uri} {suite} main")),
-                );
+                let options = match entry.options.join(" ") {
+                    none if none.is_empty() => none,
+                    some => format!("[{some}] "),
+                };
+                // A disc is in the drive of whoever installed this host.
+                let uris = entry.uris.iter().filter(|uri| !uri.starts_with("cdrom:"));
+                lines.extend(uris.map(|uri| format!("deb {options}{uri} {suite} main")));
             }
         }
     }
     lines.sort();
     lines.dedup();
     Ok(lines)
+}
+
+/// A key that stands in the entry itself, or one known by its fingerprint, is left to
+/// mmdebstrap, which knows Debian's own.
+fn trust(signed_by: Option<&str>, trusted: Option<&str>) -> Vec<String> {
+    let path = signed_by.filter(|key| key.starts_with('/') && !key.contains(char::is_whitespace));
+    let trusted = trusted.filter(|value| value.eq_ignore_ascii_case("yes"));
+    let path = path.map(|path| format!("signed-by={path}"));
+    path.into_iter()
+        .chain(trusted.map(|_| "trusted=yes".to_owned()))
+        .collect()
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -97,6 +111,7 @@ fn deb822(text: &str) -> Vec<Entry> {
                 uris: words(&field("URIs")),
                 suites: words(&field("Suites")),
                 components: words(&field("Components")),
+                options: trust(Some(&field("Signed-By")), Some(&field("Trusted"))),
             })
         })
         .collect()
@@ -105,12 +120,20 @@ fn deb822(text: &str) -> Vec<Entry> {
 fn one_line(text: &str) -> Vec<Entry> {
     text.lines()
         .filter_map(|line| {
-            let rest = line.trim().strip_prefix("deb ")?.trim_start();
+            let rest = line.trim().strip_prefix("deb")?;
+            let rest = rest.strip_prefix([' ', '\t'])?.trim_start();
             // Options stand in brackets before the address.
-            let rest = match rest.strip_prefix('[') {
-                Some(options) => options.split_once(']')?.1,
-                None => rest,
+            let (options, rest) = match rest.strip_prefix('[') {
+                Some(options) => options.split_once(']')?,
+                None => ("", rest),
             };
+            let option = |name: &str| {
+                options.split_whitespace().find_map(|o| {
+                    let (key, value) = o.split_once('=')?;
+                    key.eq_ignore_ascii_case(name).then_some(value)
+                })
+            };
+            let options = trust(option("signed-by"), option("trusted"));
             let mut fields = rest
                 .split('#')
                 .next()?
@@ -120,6 +143,7 @@ fn one_line(text: &str) -> Vec<Entry> {
                 uris: vec![fields.next()?],
                 suites: vec![fields.next()?],
                 components: fields.collect(),
+                options,
             })
         })
         .collect()
@@ -135,12 +159,12 @@ mod tests {
         std::fs::create_dir_all(dir.join("sources.list.d")).unwrap();
         std::fs::write(
             dir.join("sources.list"),
-            "# deb http://no.test/ x main\ndeb [signed-by=/k] http://a.test/debian bookworm main contrib # why\ndeb http://b.test/apt tool-bookworm main\n",
+            "# deb http://no.test/ x main\ndeb\t[ signed-by=/k trusted=no arch=amd64 ] http://a.test/debian bookworm main contrib # why\ndeb http://b.test/apt tool-bookworm main\ndeb cdrom:[Debian]/ bookworm main\ndeb-src http://f.test bookworm main\n",
         )
         .unwrap();
         std::fs::write(
             dir.join("sources.list.d/debian.sources"),
-            "Types: deb\n# a note\nURIs: http://c.test/debian\nSuites: bookworm bookworm-updates\n bookworm-backports\nComponents: main\n\nTypes: deb\nURIs: http://d.test/sec\nSuites: bookworm-security\nComponents: main\nEnabled: no\n",
+            "Types: deb\n# a note\nURIs: http://c.test/debian\nSuites: bookworm bookworm-updates\n bookworm-backports\nComponents: main\nTrusted: Yes\nSigned-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n\nTypes: deb\nURIs: http://d.test/sec\nSuites: bookworm-security\nComponents: main\nEnabled: no\n",
         )
         .unwrap();
         std::fs::write(
@@ -153,9 +177,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "deb http://a.test/debian bookworm main",
-                "deb http://c.test/debian bookworm main",
-                "deb http://c.test/debian bookworm-updates main",
+                "deb [signed-by=/k] http://a.test/debian bookworm main",
+                "deb [trusted=yes] http://c.test/debian bookworm main",
+                "deb [trusted=yes] http://c.test/debian bookworm-updates main",
             ]
         );
     }

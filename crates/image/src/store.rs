@@ -83,6 +83,15 @@ impl Store {
     /// # Errors
     /// When it cannot be made or mounted.
     pub fn open(state: &Path) -> Result<Self, OpenError> {
+        // The mount table, which is searched below, has whole paths.
+        let state = std::fs::create_dir_all(state)
+            .and_then(|()| state.canonicalize())
+            .map_err(|source| OpenError {
+                action: "making",
+                path: state.to_owned(),
+                source,
+            })?;
+        let state = state.as_path();
         let dir = state.join("store");
         let fault = |action| {
             let path = dir.clone();
