@@ -2,18 +2,22 @@
 //! request acts for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use hearth_model::secret::Secret;
 use hearth_wire::boot::Boot;
 use http::HeaderMap;
 
 use crate::auth;
+use crate::filesystem::metadata::MetadataStore;
 use crate::users::{self, User, UserError};
 
 /// The agent's shared state; always behind an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) boot: Boot,
+    /// Metadata of files on file systems that keep none.
+    pub(crate) metadata: Arc<MetadataStore>,
     access_token: Option<Secret>,
     control_secret: Secret,
 }
@@ -23,6 +27,7 @@ impl Agent {
         Self {
             access_token: boot.access_token.clone().map(Secret::new),
             control_secret: Secret::new(boot.control_secret.clone()),
+            metadata: Arc::default(),
             boot,
         }
     }
