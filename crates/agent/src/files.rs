@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use ::http::HeaderMap;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use axum::routing::{get, post};
-use ::http::HeaderMap;
 
 use self::http::Files;
 use crate::agent::Agent;
@@ -22,7 +22,6 @@ pub(crate) mod query;
 pub(crate) mod range;
 pub(crate) mod staged;
 pub(crate) mod upload;
-
 
 /// The routes. `/files` checks token and signature itself; `/files/compose` relies on the
 /// token having been checked.

@@ -109,11 +109,7 @@ impl Files {
     }
 
     /// `GET /files`.
-    pub(crate) async fn get(
-        &self,
-        headers: &HeaderMap,
-        query: Option<&str>,
-    ) -> Response {
+    pub(crate) async fn get(&self, headers: &HeaderMap, query: Option<&str>) -> Response {
         self.try_get(headers, query)
             .await
             .unwrap_or_else(Refusal::into_response)
@@ -136,21 +132,13 @@ impl Files {
     }
 
     /// `POST /files/compose`.
-    pub(crate) async fn post_compose(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Response {
+    pub(crate) async fn post_compose(&self, headers: &HeaderMap, body: Body) -> Response {
         self.try_compose(headers, body)
             .await
             .unwrap_or_else(Refusal::into_response)
     }
 
-    async fn try_get(
-        &self,
-        headers: &HeaderMap,
-        query: Option<&str>,
-    ) -> Result<Response, Refusal> {
+    async fn try_get(&self, headers: &HeaderMap, query: Option<&str>) -> Result<Response, Refusal> {
         let query = query::parse(query.unwrap_or("")).map_err(Refusal::bad)?;
         authorise(&self.agent, headers, &query, Operation::Read)?;
         let caller = caller(&self.agent, headers, query.username.as_deref())?;
@@ -196,18 +184,11 @@ impl Files {
             }
         };
         let written = receive(upload, body).await?;
-        let list: Vec<serde_json::Value> = written
-            .iter()
-            .map(|path| said(path, &pairs))
-            .collect();
+        let list: Vec<serde_json::Value> = written.iter().map(|path| said(path, &pairs)).collect();
         Ok(axum::Json(list).into_response())
     }
 
-    async fn try_compose(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<Response, Refusal> {
+    async fn try_compose(&self, headers: &HeaderMap, body: Body) -> Result<Response, Refusal> {
         #[derive(serde::Deserialize)]
         struct Compose {
             source_paths: Vec<String>,
@@ -248,12 +229,14 @@ impl Files {
     }
 
     fn transfer(&self) -> Result<OwnedSemaphorePermit, Refusal> {
-        Arc::clone(&self.transfers).try_acquire_owned().map_err(|_| {
-            Refusal(
-                StatusCode::TOO_MANY_REQUESTS,
-                format!("{MAX_TRANSFERS} file transfers are under way, which is the limit"),
-            )
-        })
+        Arc::clone(&self.transfers)
+            .try_acquire_owned()
+            .map_err(|_| {
+                Refusal(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    format!("{MAX_TRANSFERS} file transfers are under way, which is the limit"),
+                )
+            })
     }
 }
 
@@ -310,7 +293,9 @@ fn authorise(
         .map_err(|_| unauthorised("signature expiration is not a number of seconds"))?;
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX));
+        .map_or(0, |since| {
+            i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+        });
     if expiration < now {
         return Err(unauthorised("signature is already expired"));
     }
@@ -369,10 +354,7 @@ fn too_slow() -> Refusal {
 }
 
 /// Takes the body as it comes. Dropped at any point, it leaves no trace of the upload.
-async fn receive(
-    mut upload: Upload,
-    body: &mut Body,
-) -> Result<Vec<std::path::PathBuf>, Refusal> {
+async fn receive(mut upload: Upload, body: &mut Body) -> Result<Vec<std::path::PathBuf>, Refusal> {
     loop {
         let batch = match timeout(IDLE, next_batch(body)).await {
             Ok(batch) => batch,
@@ -457,7 +439,11 @@ fn answer(
     insert(&mut out, header::LAST_MODIFIED, &modified);
     insert(&mut out, header::ACCEPT_RANGES, "bytes");
     insert(&mut out, header::VARY, "Accept-Encoding");
-    insert(&mut out, header::CONTENT_DISPOSITION, &kind::disposition(name));
+    insert(
+        &mut out,
+        header::CONTENT_DISPOSITION,
+        &kind::disposition(name),
+    );
     insert(
         &mut out,
         header::CONTENT_TYPE,

@@ -116,30 +116,36 @@ pub(crate) enum Coding {
     NotAcceptable,
 }
 
-/// Chooses gzip when the client wants it at least as much as no encoding. A client that
-/// sends no header wants none.
+/// Compresses for a client that asks for gzip and for nothing else, and for one that takes
+/// nothing plain. A list of codings is what HTTP libraries send unasked (the Python SDK's
+/// does, with every download); compressing for those would make large files several times
+/// slower, for nobody who wished it.
 pub(crate) fn coding(headers: &HeaderMap) -> Coding {
     let mut gzip = None;
     let mut identity = None;
     let mut any = None;
+    let mut is_list = false;
     for value in headers.get_all(header::ACCEPT_ENCODING) {
         for item in value.to_str().unwrap_or("").split(',') {
             let (name, parameters) = item.split_once(';').unwrap_or((item, ""));
             let weight = weight(parameters);
             match name.trim().to_ascii_lowercase().as_str() {
+                "" => {}
                 "gzip" | "x-gzip" => gzip = Some(weight),
                 "identity" => identity = Some(weight),
                 "*" => any = Some(weight),
-                _ => {}
+                _ => is_list |= weight > 0,
             }
         }
     }
-    // `*` is for those not named; leaving identity unnamed allows it, as the least.
-    let gzip = gzip.or(any).unwrap_or(0);
-    let identity_allowed = identity.or(any.filter(|any| *any == 0)) != Some(0);
-    if gzip > 0 && gzip >= identity.unwrap_or(0) {
+    // `*` is for those not named; leaving identity unnamed allows it.
+    let is_plain_allowed = identity.or(any.filter(|any| *any == 0)) != Some(0);
+    let is_asked_for =
+        !is_list && gzip.is_some_and(|gzip| gzip > 0 && gzip >= identity.unwrap_or(0));
+    let is_gzip_allowed = gzip.or(any).unwrap_or(0) > 0;
+    if is_asked_for || (is_gzip_allowed && !is_plain_allowed) {
         Coding::Gzip
-    } else if identity_allowed {
+    } else if is_plain_allowed {
         Coding::Identity
     } else {
         Coding::NotAcceptable
@@ -251,13 +257,18 @@ mod tests {
         assert_eq!(coding(&HeaderMap::new()), Coding::Identity);
         check("", Coding::Identity);
         check("gzip", Coding::Gzip);
-        check("GZIP, deflate, br", Coding::Gzip);
+        check("GZIP", Coding::Gzip);
+        check("gzip, deflate", Coding::Identity);
+        check("br, gzip, deflate", Coding::Identity);
+        check("gzip, deflate;q=0", Coding::Gzip);
+        check("gzip, deflate, identity;q=0", Coding::Gzip);
+        check("br, *, identity;q=0", Coding::Gzip);
         check("identity", Coding::Identity);
         check("identity, gzip;q=0.5", Coding::Identity);
         check("identity;q=0.2, gzip;q=0.5", Coding::Gzip);
         check("gzip;q=0", Coding::Identity);
         check("br", Coding::Identity);
-        check("*", Coding::Gzip);
+        check("*", Coding::Identity);
         check("br, identity;q=0", Coding::NotAcceptable);
         check("br, *;q=0", Coding::NotAcceptable);
         check("*;q=0, identity", Coding::Identity);

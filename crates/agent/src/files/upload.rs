@@ -61,9 +61,9 @@ pub(crate) struct Upload {
 
 #[derive(Debug)]
 enum Stage {
-    Plain(Receiver),
+    Plain(Box<Receiver>),
     Gzip {
-        decoder: MultiGzDecoder<Receiver>,
+        decoder: Box<MultiGzDecoder<Receiver>>,
         is_empty: bool,
     },
 }
@@ -88,9 +88,9 @@ impl Upload {
     fn new(receiver: Receiver, encoding: Encoding) -> Self {
         Self {
             stage: match encoding {
-                Encoding::Identity => Stage::Plain(receiver),
+                Encoding::Identity => Stage::Plain(Box::new(receiver)),
                 Encoding::Gzip => Stage::Gzip {
-                    decoder: MultiGzDecoder::new(receiver),
+                    decoder: Box::new(MultiGzDecoder::new(receiver)),
                     is_empty: true,
                 },
             },
@@ -118,7 +118,7 @@ impl Upload {
     /// kernel allows: renames come last.
     pub(crate) fn finish(self) -> Result<Vec<PathBuf>, UploadError> {
         let mut receiver = match self.stage {
-            Stage::Plain(receiver) => receiver,
+            Stage::Plain(receiver) => *receiver,
             Stage::Gzip { is_empty: true, .. } => return Err(UploadError::Gzip),
             Stage::Gzip { mut decoder, .. } => match decoder.try_finish() {
                 Ok(()) => decoder.finish().map_err(|_| UploadError::Gzip)?,
