@@ -53,7 +53,7 @@ fn gvisor_conforms() {
 }
 
 async fn run(state: PathBuf) -> Vec<String> {
-    let node = open(&state).await;
+    let (node, store) = open(&state).await;
     let subject = OnNode {
         node: node.clone(),
         state,
@@ -70,13 +70,28 @@ async fn run(state: PathBuf) -> Vec<String> {
         }
     }
     node.end_all().await;
+    store.close().expect("the store closes");
     failures
 }
 
-async fn open(state: &Path) -> Node {
+async fn open(state: &Path) -> (Node, Arc<Store>) {
     let cache =
         PathBuf::from(std::env::var("HEARTH_CACHE_DIR").unwrap_or("/var/cache/hearth".into()));
-    let store = hearth_host_tests_store(state, &cache).await;
+    let size = Size {
+        vcpu: limits::DEFAULT_VCPU,
+        memory_mib: limits::DEFAULT_MEMORY_MIB,
+        disk_mib: limits::DEFAULT_DISK_MIB,
+    };
+    let at = state.to_owned();
+    // Blocking, and about half a minute where the cache is empty.
+    let opened = tokio::task::spawn_blocking(move || {
+        let store = Store::open(&at).expect("the store opens");
+        let image = hearth_image::base::ensure(&cache, size.disk_mib, &|step| println!("{step}"))
+            .expect("base is built");
+        store.import_base(&image, size).expect("base is taken in");
+        store
+    });
+    let store = Arc::new(opened.await.expect("no panic"));
     let agent = target_dir().join(format!(
         "{}-unknown-linux-gnu/agent/hearth-agent",
         std::env::consts::ARCH
