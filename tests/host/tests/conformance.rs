@@ -112,10 +112,10 @@ async fn open(state: &Path) -> (Node, Arc<Store>) {
     let program =
         std::fs::canonicalize(target_dir().join("release/hearth")).expect("`make build` was run");
     let tier = Arc::new(hearth_runtime_oci::Gvisor::new(runsc, program));
-    Node::open(config, tier, Arc::new(store))
+    let (node, _) = Node::open(config, tier, Arc::clone(&store))
         .await
-        .expect("the node opens")
-        .0
+        .expect("the node opens");
+    (node, store)
 }
 
 /// Sandboxes as the node makes them.
