@@ -129,8 +129,9 @@ def test_users_permissions_hold(sbx):
 
 
 def test_proc_files_are_read_though_they_have_no_size(sbx):
-    assert re.fullmatch(r"[0-9a-f-]{36}\n?", sbx.files.read("/proc/sys/kernel/random/uuid"))
+    assert re.fullmatch(r"[0-9.]+ [0-9.]+\n", sbx.files.read("/proc/uptime"))
     assert "Linux" in sbx.files.read("/proc/version")
+    assert sbx.files.read("/proc/version", gzip=True) == sbx.files.read("/proc/version")
 
 
 def test_empty_file_has_content_length_zero(server, sbx, place):
@@ -423,7 +424,7 @@ def test_signatures_are_checked(server, sbx, new_sandbox, place):
     for bad in (
         changed(path="/etc/passwd"), changed(username="root"), changed(signature="v1_AAAA"), changed(signature=""),
         changed(signature=query["signature"] + "="), changed(signature_expiration="99999999999"),
-        changed(signature="v1_" + "A" * 65536), changed(signature="../../x"),
+        changed(signature="v1_" + "A" * 40000), changed(signature="../../x"),
     ):  # fmt: skip
         for heads in (head, {}):
             answer = httpx.get(bad, headers=heads)
@@ -633,7 +634,7 @@ def test_odd_names_are_just_names(sbx, place, name):
     assert sbx.files.read(f"{place}/x") == name
 
 
-@pytest.mark.parametrize("path", ["/tmp/nul\0byte", "/tmp/" + "a" * 256, "/tmp/" + "d/" * 3000 + "f", "x" * 65536, "~nobody/x", "/proc/none/x"], ids=lambda p: repr(p)[:24])
+@pytest.mark.parametrize("path", ["/tmp/nul\0byte", "/tmp/" + "a" * 256, "/tmp/" + "d/" * 3000 + "f", "x" * 40000, "/proc/none/x"], ids=lambda p: repr(p)[:24])
 def test_impossible_paths_are_refused(server, sbx, path):
     for call in (
         lambda: sbx.files.write(path, "x", use_octet_stream=True),
