@@ -10,6 +10,10 @@ use http::HeaderMap;
 
 use crate::auth;
 use crate::filesystem::metadata::MetadataStore;
+use crate::metrics::Meter;
+use crate::process::table::Table;
+use crate::reaper::Reaper;
+use crate::sys::Confines;
 use crate::users::{self, User, UserError};
 
 /// The agent's shared state; always behind an `Arc`.
@@ -18,16 +22,22 @@ pub(crate) struct Agent {
     pub(crate) boot: Boot,
     /// Metadata of files on file systems that keep none.
     pub(crate) metadata: Arc<MetadataStore>,
+    pub(crate) processes: Arc<Table>,
+    pub(crate) meter: Meter,
+    confines: Confines,
     access_token: Option<Secret>,
     control_secret: Secret,
 }
 
 impl Agent {
-    pub(crate) fn new(boot: Boot) -> Self {
+    pub(crate) fn new(boot: Boot, confines: Confines, reaper: Arc<Reaper>) -> Self {
         Self {
             access_token: boot.access_token.clone().map(Secret::new),
             control_secret: Secret::new(boot.control_secret.clone()),
             metadata: Arc::default(),
+            processes: Arc::new(Table::new(reaper)),
+            meter: Meter::new(),
+            confines,
             boot,
         }
     }
@@ -35,6 +45,11 @@ impl Agent {
     /// The token clients must show and sign file URLs with; none: the agent is open.
     pub(crate) fn access_token(&self) -> Option<&Secret> {
         self.access_token.as_ref()
+    }
+
+    /// What every program enters before it runs.
+    pub(crate) fn confines(&self) -> &Confines {
+        &self.confines
     }
 
     pub(crate) fn control_secret(&self) -> &Secret {

@@ -39,7 +39,9 @@ pub(crate) fn basic_user(headers: &HeaderMap) -> Result<Option<String>, UserErro
         // Another scheme is meant for somebody else on the way.
         return Ok(None);
     }
-    let plain = STANDARD.decode(coded.trim()).map_err(|_| UserError::Header)?;
+    let plain = STANDARD
+        .decode(coded.trim())
+        .map_err(|_| UserError::Header)?;
     let plain = String::from_utf8(plain).map_err(|_| UserError::Header)?;
     let (user, _password) = plain.split_once(':').unwrap_or((&plain, ""));
     Ok(Some(user.to_owned()))
@@ -107,7 +109,11 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(header::AUTHORIZATION, value.parse().unwrap());
         let found = basic_user(&headers).map_err(|_| ());
-        assert_eq!(found, expected.map(|name| name.map(str::to_owned)), "{value}");
+        assert_eq!(
+            found,
+            expected.map(|name| name.map(str::to_owned)),
+            "{value}"
+        );
     }
 
     #[test]

@@ -1,15 +1,18 @@
 //! The two listeners and the routes on them: one loop that hands connections to hyper,
 //! with limits axum's own loop does not set.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::extract::State;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 use http::StatusCode;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -18,7 +21,7 @@ use tokio::sync::Semaphore;
 
 use crate::agent::Agent;
 use crate::answer::refusal;
-use crate::{auth, files, filesystem};
+use crate::{auth, files, filesystem, process};
 
 /// Connections open at once on one port. A running command holds one.
 const MAX_CONNECTIONS: usize = 8192;
@@ -36,22 +39,37 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub(crate) fn public(agent: &Arc<Agent>) -> Router {
     let connect = connectrpc::Router::new();
     let connect = filesystem::register(connect, Arc::clone(agent));
+    let connect = process::register(connect, Arc::clone(agent));
     let limits = connectrpc::Limits::default()
         .with_max_request_body_size(MAX_MESSAGE)
         .with_max_message_size(MAX_MESSAGE);
     Router::new()
         .route("/health", get(|| async { StatusCode::NO_CONTENT }))
+        .route("/metrics", get(metrics))
+        .route("/envs", get(envs))
+        .with_state(Arc::clone(agent))
         .merge(files::router(Arc::clone(agent)))
         .fallback_service(connect.into_axum_service().with_limits(limits))
         .layer(from_fn_with_state(Arc::clone(agent), auth::require_token))
         .layer(from_fn(auth::open_to_browsers))
 }
 
-/// Everything on the control port.
-pub(crate) fn control(_agent: &Arc<Agent>) -> Router {
-    Router::new()
-        .route("/health", get(|| async { StatusCode::NO_CONTENT }))
-        .fallback(|| async { refusal(StatusCode::NOT_FOUND, "no such route") })
+async fn metrics(State(agent): State<Arc<Agent>>) -> Response {
+    let read = tokio::task::spawn_blocking(move || agent.meter.read(&agent.boot)).await;
+    let reason = match read {
+        Ok(Ok(metrics)) => return Json(metrics).into_response(),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => error.to_string(),
+    };
+    tracing::warn!(reason, "metrics could not be read");
+    refusal(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        &format!("reading metrics failed: {reason}"),
+    )
+}
+
+async fn envs(State(agent): State<Arc<Agent>>) -> Json<BTreeMap<String, String>> {
+    Json(agent.boot.env.clone())
 }
 
 /// Listens on every address of the sandbox.

@@ -112,7 +112,8 @@ mod tests {
     use super::*;
 
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nbad\nuser:x:1000:1001::/home/user:/bin/bash\nodd:x:a:b::/:/bin/sh\nlost:x:5:5::nowhere:/bin/sh\n";
-    const GROUP: &str = "root:x:0:\nsudo:x:27:user,other\nuser:x:1001:user\ndocker:x:99:user\nodd\n";
+    const GROUP: &str =
+        "root:x:0:\nsudo:x:27:user,other\nuser:x:1001:user\ndocker:x:99:user\nodd\n";
 
     #[test]
     fn finds_ids_home_and_groups() {
@@ -121,7 +122,10 @@ mod tests {
         assert_eq!(user.home, PathBuf::from("/home/user"));
         assert_eq!(user.groups, [1001, 27, 99]);
         assert_eq!(parse("root", PASSWD, GROUP).unwrap().groups, [0]);
-        assert_eq!(parse("lost", PASSWD, GROUP).unwrap().home, PathBuf::from("/"));
+        assert_eq!(
+            parse("lost", PASSWD, GROUP).unwrap().home,
+            PathBuf::from("/")
+        );
     }
 
     #[test]
