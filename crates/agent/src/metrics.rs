@@ -60,7 +60,10 @@ impl Meter {
         let memory = Memory::read()?;
         let disk = rustix::fs::statvfs("/")?;
         let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
-        let mem_total = boot.fixups.as_ref().map_or(memory.total, |f| f.memory_bytes);
+        let mem_total = boot
+            .fixups
+            .as_ref()
+            .map_or(memory.total, |f| f.memory_bytes);
         let disk_used = disk.f_blocks.saturating_sub(disk.f_bfree) * disk.f_frsize;
         let disk_size = disk.f_blocks * disk.f_frsize;
         let since = SystemTime::now().duration_since(UNIX_EPOCH);

@@ -107,7 +107,11 @@ pub(crate) fn spawn(program: &Program<'_>) -> Result<i32, SpawnError> {
         step: Step::Clone,
         source,
     };
-    let candidates: Vec<_> = program.candidates.iter().map(|path| path.as_ptr()).collect();
+    let candidates: Vec<_> = program
+        .candidates
+        .iter()
+        .map(|path| path.as_ptr())
+        .collect();
     let arguments = null_ended(program.arguments);
     let environment = null_ended(program.environment);
     let mut plan = Plan {
@@ -237,7 +241,12 @@ unsafe fn become_program(plan: &Plan<'_>) -> (Step, c_int) {
         }
         // The rest closes at exec. All of it is opened that way; this is for what is not,
         // and a kernel without the call loses only the second line.
-        libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        libc::syscall(
+            libc::SYS_close_range,
+            3,
+            u32::MAX,
+            libc::CLOSE_RANGE_CLOEXEC,
+        );
         if let Some(limit) = &program.confines.open_files {
             libc::setrlimit(libc::RLIMIT_NOFILE, limit);
         }

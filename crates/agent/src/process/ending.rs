@@ -40,8 +40,8 @@ impl Ending {
         match self.exit {
             Exit::Code(code) => format!("exit status {code}"),
             Exit::Signal { number, dumped } => {
-                let name = signal_name(number)
-                    .map_or_else(|| format!("signal {number}"), str::to_owned);
+                let name =
+                    signal_name(number).map_or_else(|| format!("signal {number}"), str::to_owned);
                 let core = if dumped { " (core dumped)" } else { "" };
                 format!("signal: {name}{core}")
             }
@@ -125,7 +125,11 @@ mod tests {
             number: 9,
             dumped: false,
         };
-        check(Exit::Code(0), Cause::Itself, (0, true, "exit status 0", None));
+        check(
+            Exit::Code(0),
+            Cause::Itself,
+            (0, true, "exit status 0", None),
+        );
         check(
             Exit::Code(3),
             Cause::Itself,
@@ -139,12 +143,22 @@ mod tests {
         check(
             killed,
             Cause::Timeout(Duration::from_secs(60)),
-            (-1, false, "signal: killed", Some("killed: command timeout of 60 s")),
+            (
+                -1,
+                false,
+                "signal: killed",
+                Some("killed: command timeout of 60 s"),
+            ),
         );
         check(
             killed,
             Cause::Timeout(Duration::from_millis(1500)),
-            (-1, false, "signal: killed", Some("killed: command timeout of 1500 ms")),
+            (
+                -1,
+                false,
+                "signal: killed",
+                Some("killed: command timeout of 1500 ms"),
+            ),
         );
         let rare = Exit::Signal {
             number: 34,
@@ -153,7 +167,12 @@ mod tests {
         check(
             rare,
             Cause::Itself,
-            (-1, false, "signal: signal 34 (core dumped)", Some("signal: signal 34 (core dumped)")),
+            (
+                -1,
+                false,
+                "signal: signal 34 (core dumped)",
+                Some("signal: signal 34 (core dumped)"),
+            ),
         );
     }
 }

@@ -103,7 +103,8 @@ impl Input {
 async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> Result<(), InputError> {
     while !bytes.is_empty() {
         let mut ready = fd.writable().await.map_err(InputError::Write)?;
-        let outcome = ready.try_io(|fd| nix::unistd::write(fd.get_ref(), bytes).map_err(Into::into));
+        let outcome =
+            ready.try_io(|fd| nix::unistd::write(fd.get_ref(), bytes).map_err(Into::into));
         match outcome {
             Ok(Ok(count)) => bytes = bytes.get(count..).unwrap_or_default(),
             Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -308,9 +308,7 @@ impl Lines {
                 let (theirs, ours) = pipe()?;
                 (theirs, Some(ours))
             }
-            Talk::Output | Talk::Terminal(_) => {
-                (std::fs::File::open("/dev/null")?.into(), None)
-            }
+            Talk::Output | Talk::Terminal(_) => (std::fs::File::open("/dev/null")?.into(), None),
         };
         let (our_stdout, stdout) = pipe()?;
         let (our_stderr, stderr) = pipe()?;

@@ -116,9 +116,9 @@ impl wire::Process for Service {
             ));
             Ok::<_, ConnectError>((process.pid, reader))
         };
-        let (pid, reader) = tokio::task::spawn_blocking(start)
-            .await
-            .map_err(|error| ConnectError::internal(format!("starting did not finish: {error}")))??;
+        let (pid, reader) = tokio::task::spawn_blocking(start).await.map_err(|error| {
+            ConnectError::internal(format!("starting did not finish: {error}"))
+        })??;
         // The pump kills at the timeout and the end says so; the stream has no other.
         let follow = Follow::new(pid, reader, keepalive(&ctx), Patience::Process);
         Ok(Response::new(
@@ -239,7 +239,10 @@ impl wire::Process for Service {
         request: ServiceRequest<'_, wire::CloseStdinRequest>,
     ) -> ServiceResult<impl Encodable<wire::CloseStdinResponse> + Send + use<'a>> {
         let request = request.to_owned_message();
-        self.running(request.process.as_option())?.input.close().await?;
+        self.running(request.process.as_option())?
+            .input
+            .close()
+            .await?;
         Response::ok(wire::CloseStdinResponse::default())
     }
 }
@@ -438,10 +441,9 @@ impl From<InputError> for ConnectError {
             InputError::Endless | InputError::NoTerminal | InputError::HasTerminal => {
                 Self::failed_precondition(text)
             }
-            InputError::Nothing
-            | InputError::Closed
-            | InputError::Deaf
-            | InputError::Write(_) => Self::internal(text),
+            InputError::Nothing | InputError::Closed | InputError::Deaf | InputError::Write(_) => {
+                Self::internal(text)
+            }
         }
     }
 }

@@ -170,7 +170,12 @@ impl Table {
     pub(crate) fn all(&self) -> Vec<Arc<Process>> {
         let mut inner = self.inner();
         self.sweep(&mut inner);
-        inner.ended.iter().chain(inner.live.values()).cloned().collect()
+        inner
+            .ended
+            .iter()
+            .chain(inner.live.values())
+            .cloned()
+            .collect()
     }
 
     /// A running process. Of several with one tag, the newest.
@@ -210,8 +215,7 @@ impl Table {
 
     /// Signals a process and its group. False when it has ended meanwhile.
     pub(crate) fn signal(&self, process: &Process, signal: Signal) -> bool {
-        i32::try_from(process.pid)
-            .is_ok_and(|pid| self.reaper.signal(pid, signal))
+        i32::try_from(process.pid).is_ok_and(|pid| self.reaper.signal(pid, signal))
     }
 
     fn sweep(&self, inner: &mut Inner) {
