@@ -365,14 +365,23 @@ async fn receive(mut upload: Upload, body: &mut Body) -> Result<Vec<std::path::P
             for piece in &pieces {
                 upload.feed(piece)?;
             }
-            Ok::<Upload, UploadError>(upload)
+            Ok::<_, UploadError>(if is_last {
+                Fed::Written(upload.finish()?)
+            } else {
+                Fed::More(upload)
+            })
         })
         .await?;
-        upload = fed?;
-        if is_last {
-            return Ok(blocking(move || upload.finish()).await??);
+        match fed? {
+            Fed::More(same) => upload = same,
+            Fed::Written(paths) => return Ok(paths),
         }
     }
+}
+
+enum Fed {
+    More(Upload),
+    Written(Vec<std::path::PathBuf>),
 }
 
 struct Batch {

@@ -68,8 +68,13 @@ impl StagedFile {
     /// parent that is no directory; [`FileError::Precondition`] for a cycle of links;
     /// [`FileError::NoSpace`].
     pub(crate) fn begin(path: &Path, caller: &Caller) -> Result<Self, FileError> {
-        let target = follow(path)?;
-        let existing = match fs::symlink_metadata(&target) {
+        let mut target = path.to_owned();
+        let mut found = fs::symlink_metadata(path);
+        if found.as_ref().is_ok_and(fs::Metadata::is_symlink) {
+            target = follow(path)?;
+            found = fs::symlink_metadata(&target);
+        }
+        let existing = match found {
             Ok(found) if found.is_file() => Some(found),
             Ok(found) if found.is_dir() => {
                 return Err(FileError::Invalid(format!(
@@ -100,10 +105,14 @@ impl StagedFile {
         };
         let random = hearth_model::secret::Secret::random();
         let beside = parent.join(format!("{PREFIX}{word}-{}", &random.expose()[..16]));
+        let (owner, mode) = match &existing {
+            Some(found) => ((found.uid(), found.gid()), found.mode() & 0o7777),
+            None => ((caller.uid, caller.gid), MODE),
+        };
         let created = OpenOptions::new()
             .write(true)
             .create_new(true)
-            .mode(0o600)
+            .mode(mode & 0o777)
             .open(&beside);
         let (file, place) = match created {
             Ok(file) => (file, Place::Beside(beside)),
@@ -112,10 +121,6 @@ impl StagedFile {
                 (file, Place::Itself)
             }
             Err(error) => return Err(FileError::io("write", path, error)),
-        };
-        let (owner, mode) = match existing {
-            Some(found) => ((found.uid(), found.gid()), found.mode() & 0o7777),
-            None => ((caller.uid, caller.gid), MODE),
         };
         Ok(Self {
             path: path.to_owned(),
@@ -154,12 +159,26 @@ impl StagedFile {
             return Ok(());
         };
         if matches!(self.place, Place::Beside(_)) {
-            let (uid, gid) = self.owner;
-            std::os::unix::fs::fchown(&file, Some(uid), Some(gid)).doing("own", &self.path)?;
+            self.give(&file)?;
+        }
+        self.kept = metadata::attach(&file, pairs);
+        Ok(())
+    }
+
+    /// Sets owner and mode, where they are not right already: to look is cheaper.
+    fn give(&self, file: &File) -> Result<(), FileError> {
+        let found = file.metadata().doing("own", &self.path)?;
+        let (uid, gid) = self.owner;
+        let mut mode = found.mode() & 0o7777;
+        if (found.uid(), found.gid()) != self.owner {
+            std::os::unix::fs::fchown(file, Some(uid), Some(gid)).doing("own", &self.path)?;
+            // A change of owner clears these.
+            mode &= !0o6000;
+        }
+        if mode != self.mode {
             file.set_permissions(Permissions::from_mode(self.mode))
                 .doing("own", &self.path)?;
         }
-        self.kept = metadata::attach(&file, pairs);
         Ok(())
     }
 
@@ -179,11 +198,16 @@ impl StagedFile {
                 Err(error) => return Err(FileError::io("write", &self.path, error)),
             }
         }
-        let found = fs::metadata(&self.target).doing("look at", &self.path)?;
-        match self.kept {
-            Kept::OnFile => store.put(&self.target, &found, &Pairs::new()),
-            Kept::Nowhere => store.put(&self.target, &found, pairs),
+        let none = Pairs::new();
+        let pairs = match self.kept {
+            Kept::OnFile => &none,
+            Kept::Nowhere => pairs,
+        };
+        if pairs.is_empty() && store.is_empty() {
+            return Ok(());
         }
+        let found = fs::metadata(&self.target).doing("look at", &self.path)?;
+        store.put(&self.target, &found, pairs)
     }
 }
 

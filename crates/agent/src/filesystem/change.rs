@@ -2,13 +2,16 @@
 //! as the sandbox's root, as E2B's agent does.
 
 use std::fs::{self, DirBuilder, Permissions};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::fault::{Doing as _, FileError};
 use super::metadata::MetadataStore;
 use super::path::Caller;
 use super::{copy, tree};
+
+/// Mode of a new directory.
+const DIRECTORY_MODE: u32 = 0o755;
 
 /// Makes the directory `path` and the parents it lacks, all of them the caller's.
 ///
@@ -39,11 +42,15 @@ pub(crate) fn ensure_dir(path: &Path, caller: &Caller) -> Result<(), FileError> 
         }
     }
     for dir in missing.iter().rev() {
-        match DirBuilder::new().mode(0o755).create(dir) {
+        match DirBuilder::new().mode(DIRECTORY_MODE).create(dir) {
             Ok(()) => {
-                // The mode again: the agent's umask is not the client's business.
-                fs::set_permissions(dir, Permissions::from_mode(0o755)).doing("own", dir)?;
                 give(dir, caller)?;
+                // The agent's umask and a parent's bits are not the client's business.
+                let found = fs::symlink_metadata(dir).doing("own", dir)?;
+                if found.mode() & 0o7777 != DIRECTORY_MODE {
+                    fs::set_permissions(dir, Permissions::from_mode(DIRECTORY_MODE))
+                        .doing("own", dir)?;
+                }
             }
             // Made by another request meanwhile; a dangling link is found here too.
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -123,7 +130,7 @@ pub(crate) fn remove(path: &Path, store: &MetadataStore) -> Result<(), FileError
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
 

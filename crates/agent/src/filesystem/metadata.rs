@@ -183,6 +183,11 @@ impl MetadataStore {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.records.is_empty()
+    }
+
     /// Records the pairs of a file just written at `path`, in place of all it had.
     ///
     /// # Errors

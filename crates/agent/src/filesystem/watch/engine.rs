@@ -473,5 +473,5 @@ struct Raw {
 /// Where events go, with the names of users once they are needed.
 struct Sink<'a> {
     queue: &'a Queue,
-    names: &'a mut Option<Names>,
+    names: &'a mut Option<Arc<Names>>,
 }
