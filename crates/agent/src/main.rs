@@ -27,6 +27,7 @@ mod process;
 mod procfs;
 mod reaper;
 mod serve;
+mod sudo;
 mod sys;
 mod users;
 
@@ -58,6 +59,8 @@ enum StartError {
         #[source]
         source: std::io::Error,
     },
+    #[error("listening for sudo failed: {0}")]
+    Sudo(#[source] std::io::Error),
     #[error("saying that the agent is ready failed: {0}")]
     Ready(#[source] std::io::Error),
     #[error("leaving the standard files failed: {0}")]
@@ -65,6 +68,9 @@ enum StartError {
 }
 
 fn main() -> ExitCode {
+    if sudo::is_called() {
+        return sudo::client::main();
+    }
     match start() {
         Ok(never) => match never {},
         Err(error) => {
@@ -113,6 +119,8 @@ async fn serve(
     if let Some(fixups) = &agent.boot.fixups {
         let table = Arc::clone(&agent.processes);
         tokio::spawn(guard::run(table, fixups.memory_bytes));
+        let callers = sudo::broker::listen().map_err(StartError::Sudo)?;
+        tokio::spawn(sudo::broker::serve(callers, Arc::clone(&agent)));
     }
     tokio::spawn(serve::run(control, control::router(&agent)));
     let router = serve::public(&agent);
