@@ -66,8 +66,10 @@ impl Control {
     pub fn spawn_background(&self, reports: mpsc::Receiver<Report>, stop: &CancellationToken) {
         let (stop, own) = (stop.clone(), self.app.stop.clone());
         self.app.tasks.spawn(async move {
-            stop.cancelled().await;
-            own.cancel();
+            tokio::select! {
+                () = stop.cancelled() => own.cancel(),
+                () = own.cancelled() => {}
+            }
         });
         background::spawn(&self.app, reports);
     }

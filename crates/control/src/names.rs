@@ -72,7 +72,7 @@ impl TemplateName {
         }
         templates.iter().find(|template| {
             let named = template.id.as_str() == self.name
-                || template.aliases.iter().any(|alias| *alias == self.name);
+                || template.aliases.contains(&self.name);
             let tagged = self
                 .tag
                 .as_ref()

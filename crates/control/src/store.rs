@@ -105,7 +105,7 @@ impl Store {
             source,
         };
         // Two processes that start together must not migrate together.
-        let lock = lock_beside(path).map_err(fault)?;
+        let lock = lock_beside(path).await.map_err(fault)?;
         make_private(path).map_err(fault)?;
 
         let options = SqliteConnectOptions::new()
@@ -174,9 +174,16 @@ fn pool(connections: u32) -> SqlitePoolOptions {
         .test_before_acquire(false)
 }
 
-fn lock_beside(path: &Path) -> std::io::Result<File> {
+async fn lock_beside(path: &Path) -> std::io::Result<File> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
+    // Waits for the other process, so not on a thread that runs tasks.
+    tokio::task::spawn_blocking(move || lock_file(&name))
+        .await
+        .map_err(std::io::Error::other)?
+}
+
+fn lock_file(name: &std::ffi::OsStr) -> std::io::Result<File> {
     let file = OpenOptions::new()
         .create(true)
         .truncate(false)
