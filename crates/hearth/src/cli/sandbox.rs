@@ -234,9 +234,12 @@ async fn info(args: OneArgs) -> Outcome {
         ("id", listed.sandbox_id),
         (
             "template",
-            listed.alias.map_or(listed.template_id.clone(), |a| {
-                format!("{a} ({})", listed.template_id)
-            }),
+            match listed.alias {
+                Some(alias) if alias != listed.template_id => {
+                    format!("{alias} ({})", listed.template_id)
+                }
+                _ => listed.template_id,
+            },
         ),
         ("state", format!("{:?}", listed.state).to_lowercase()),
         ("started", listed.started_at),
