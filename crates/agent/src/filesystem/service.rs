@@ -192,7 +192,11 @@ impl wire::Filesystem for Service {
         };
         let watch = self.start(&ctx, asked).await?;
         let silence = keepalive(&ctx);
-        let events = stream::unfold(Step::Start(watch), move |step| next(step, silence));
+        // The library leaves it to streams to keep to the client's timeout.
+        let deadline = ctx.deadline();
+        let events = stream::unfold(Step::Start(watch), move |step| {
+            next(step, silence, deadline)
+        });
         Ok(Response::stream(events).with_header("x-accel-buffering", "no"))
     }
 
@@ -255,6 +259,7 @@ enum Step {
 async fn next(
     step: Step,
     silence: Duration,
+    deadline: Option<Instant>,
 ) -> Option<(Result<wire::WatchDirResponse, ConnectError>, Step)> {
     let say = |event| wire::WatchDirResponse {
         event: Some(event),
@@ -265,8 +270,12 @@ async fn next(
             let start = WatchEvent::Start(Box::default());
             Some((Ok(say(start)), Step::Going(watch)))
         }
-        Step::Going(watch) => match tokio::time::timeout(silence, watch.next()).await {
-            Err(_) => {
+        Step::Going(watch) => match wait(&watch, silence, deadline).await {
+            Err(Wait::Deadline) => {
+                let late = ConnectError::deadline_exceeded("the timeout of the watch is over");
+                Some((Err(late), Step::Over))
+            }
+            Err(Wait::Silence) => {
                 let keepalive = WatchEvent::Keepalive(Box::default());
                 Some((Ok(say(keepalive)), Step::Going(watch)))
             }
@@ -279,6 +288,27 @@ async fn next(
         },
         Step::Over => None,
     }
+}
+
+/// Why waiting for an event ended without one.
+enum Wait {
+    Silence,
+    Deadline,
+}
+
+async fn wait(watch: &Watch, silence: Duration, deadline: Option<Instant>) -> Result<Next, Wait> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    // A stream of events without a gap keeps to its deadline too.
+    if left == Some(Duration::ZERO) {
+        return Err(Wait::Deadline);
+    }
+    let (limit, outcome) = match left {
+        Some(left) if left < silence => (left, Wait::Deadline),
+        _ => (silence, Wait::Silence),
+    };
+    tokio::time::timeout(limit, watch.next())
+        .await
+        .map_err(|_| outcome)
 }
 
 fn keepalive(ctx: &RequestContext) -> Duration {

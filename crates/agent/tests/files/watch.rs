@@ -97,6 +97,26 @@ fn stream_refusals_come_as_its_end() {
 }
 
 #[test]
+fn the_clients_timeout_ends_the_stream() {
+    let agent = Agent::start();
+    let mut stream = Stream::open(
+        &agent,
+        &json!({ "path": "" }),
+        &[("Connect-Timeout-Ms", "300")],
+    );
+    assert_eq!(stream.next().1, json!({ "start": {} }));
+    // Events come all the time, and do not put it off.
+    loop {
+        fs::write(agent.at("busy"), "").unwrap();
+        let (flag, message) = stream.next();
+        if flag == 2 {
+            assert_eq!(message["error"]["code"], "deadline_exceeded", "{message}");
+            return;
+        }
+    }
+}
+
+#[test]
 fn a_client_that_goes_away_ends_its_watcher() {
     let agent = Agent::start();
     let pid_dir = format!("/proc/{}/fd", agent.pid());
