@@ -175,6 +175,14 @@ impl wire::Filesystem for Service {
         request: ServiceRequest<'_, wire::RemoveRequest>,
     ) -> ServiceResult<impl Encodable<wire::RemoveResponse> + Send + use<'a>> {
         let path = resolve(request.path, &self.caller(&ctx)?).map_err(refuse)?;
+        // A variable that was empty must not cost a home directory.
+        if matches!(request.path.trim_end_matches('/'), "" | "." | "~") {
+            return Err(ConnectError::invalid_argument(format!(
+                "refused to remove '{}', given as '{}'; name the directory itself",
+                path.display(),
+                request.path
+            )));
+        }
         self.run(move |store| change::remove(&path, store)).await?;
         Response::ok(wire::RemoveResponse::default())
     }

@@ -104,9 +104,13 @@ fn moves_and_removals() {
     agent.call("Remove", &json!({ "path": "new" })).ok();
     assert!(agent.names().is_empty());
     agent.call("Remove", &json!({ "path": "new" })).ok();
-    agent
-        .call("Remove", &json!({ "path": "/" }))
-        .failed(400, "invalid_argument");
+    fs::write(agent.at("kept"), "").unwrap();
+    for nothing in ["/", "", ".", "./", "~", "//"] {
+        agent
+            .call("Remove", &json!({ "path": nothing }))
+            .failed(400, "invalid_argument");
+    }
+    assert_eq!(agent.names(), ["kept"]);
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Between the kernel's events and a client that may be slow: bounded, oldest dropped,
-//! and never silently.
+//! and never silently. While they wait, repetitions are told once: a file written a
+//! thousand times between two looks was written.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::{Budget, Event, MAX_QUEUED_BYTES, take};
+use super::{Budget, Change, Event, MAX_QUEUED_BYTES, take};
 use crate::filesystem::fault::FileError;
 
 /// Events one client may leave waiting.
@@ -24,9 +25,44 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<Event>,
+    /// How many events went before the first in `events`.
+    gone: u64,
+    /// The last waiting event of each name: what it is, and how many went before it.
+    last: HashMap<String, (Change, u64)>,
     /// Events were dropped since the client was last told.
     lost: bool,
     ended: bool,
+}
+
+impl State {
+    /// The last event that waits of this name, when it says the same.
+    fn same(&mut self, event: &Event) -> Option<&mut Event> {
+        let (change, at) = self.last.get(&event.name)?;
+        let index = usize::try_from(at.wrapping_sub(self.gone)).ok()?;
+        (*change == event.change)
+            .then(|| self.events.get_mut(index))
+            .flatten()
+    }
+
+    fn push(&mut self, event: Event) {
+        let waiting = u64::try_from(self.events.len()).unwrap_or(u64::MAX);
+        let at = self.gone.wrapping_add(waiting);
+        self.last.insert(event.name.clone(), (event.change, at));
+        self.events.push_back(event);
+    }
+
+    fn pop(&mut self) -> Option<Event> {
+        let event = self.events.pop_front()?;
+        if self
+            .last
+            .get(&event.name)
+            .is_some_and(|(_, at)| *at == self.gone)
+        {
+            self.last.remove(&event.name);
+        }
+        self.gone = self.gone.wrapping_add(1);
+        Some(event)
+    }
 }
 
 /// What a waiting client gets.
@@ -51,6 +87,10 @@ impl Queue {
 
     pub(crate) fn push(&self, event: Event) {
         let mut state = self.lock();
+        if let Some(waiting) = state.same(&event) {
+            self.renew(waiting, event);
+            return;
+        }
         if state.events.len() == MAX_EVENTS {
             self.drop_oldest(&mut state);
         }
@@ -64,13 +104,25 @@ impl Queue {
                 return;
             }
         }
-        state.events.push_back(event);
+        state.push(event);
         drop(state);
         self.changed.notify_one();
     }
 
+    /// Makes a waiting event say how the file looks now.
+    fn renew(&self, waiting: &mut Event, event: Event) {
+        let (before, after) = (bytes(waiting), bytes(&event));
+        let more = after.saturating_sub(before);
+        // Without room for the longer one, the older entry has to do.
+        if take(&self.budget.queued_bytes, more, MAX_QUEUED_BYTES) {
+            let less = before.saturating_sub(after);
+            self.budget.queued_bytes.fetch_sub(less, Ordering::Relaxed);
+            *waiting = event;
+        }
+    }
+
     fn drop_oldest(&self, state: &mut State) -> bool {
-        let Some(event) = state.events.pop_front() else {
+        let Some(event) = state.pop() else {
             return false;
         };
         self.release(&event);
@@ -114,7 +166,7 @@ impl Queue {
                     state.lost = false;
                     return Next::Lost;
                 }
-                if let Some(event) = state.events.pop_front() {
+                if let Some(event) = state.pop() {
                     self.release(&event);
                     return Next::Event(Box::new(event));
                 }
@@ -131,7 +183,7 @@ impl Queue {
         if std::mem::take(&mut state.lost) {
             return Err(lost());
         }
-        let events: Vec<Event> = state.events.drain(..).collect();
+        let events: Vec<Event> = std::iter::from_fn(|| state.pop()).collect();
         drop(state);
         for event in &events {
             self.release(event);
@@ -170,7 +222,8 @@ fn bytes(event: &Event) -> usize {
                 .map(|(key, value)| key.len() + value.len() + 64)
                 .sum::<usize>()
     });
-    128 + event.name.len() + entry
+    // The name is held twice: see `State::last`.
+    192 + 2 * event.name.len() + entry
 }
 
 #[cfg(test)]
@@ -205,8 +258,8 @@ mod tests {
         let budget = Arc::new(Budget::default());
         let queues: Vec<Queue> = (0..20).map(|_| Queue::new(Arc::clone(&budget))).collect();
         for queue in &queues {
-            for _ in 0..MAX_EVENTS {
-                queue.push(event("n".repeat(4000)));
+            for number in 0..MAX_EVENTS {
+                queue.push(event(format!("{number}{}", "n".repeat(2000))));
             }
         }
         assert!(budget.queued_bytes.load(Ordering::Relaxed) <= MAX_QUEUED_BYTES);
@@ -214,6 +267,69 @@ mod tests {
         assert!(told >= 16, "{told}");
         drop(queues);
         assert_eq!(budget.queued_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn repetitions_are_told_once() {
+        let queue = Queue::new(Arc::default());
+        let push = |name: &str, change| {
+            queue.push(Event {
+                change,
+                ..event(name)
+            });
+        };
+        for _ in 0..100_000 {
+            push("a", Change::Write);
+            push("b", Change::Write);
+        }
+        push("a", Change::Remove);
+        push("a", Change::Write);
+        queue.push(Event {
+            change: Change::Chmod,
+            ..event("b")
+        });
+        let shown = |events: Vec<Event>| {
+            let texts = events
+                .iter()
+                .map(|event| format!("{} {:?}", event.name, event.change));
+            texts.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(queue.drain().unwrap()),
+            ["a Write", "b Write", "a Remove", "a Write", "b Chmod"]
+        );
+        // What was told is told again when it happens again.
+        push("a", Change::Write);
+        assert_eq!(shown(queue.drain().unwrap()), ["a Write"]);
+        assert!(queue.lock().last.is_empty());
+        // An entry is the newest one.
+        for size in [1, 1000, 7] {
+            queue.push(Event {
+                entry: Some(entry(size)),
+                ..event("c")
+            });
+        }
+        let events = queue.drain().unwrap();
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].entry.as_ref().unwrap().size, 7);
+        assert_eq!(queue.budget.queued_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    fn entry(size: i64) -> crate::filesystem::entry::Entry {
+        crate::filesystem::entry::Entry {
+            name: "c".into(),
+            kind: crate::filesystem::entry::Kind::File,
+            path: "/".repeat(usize::try_from(size).unwrap()),
+            size,
+            mode: 0,
+            permissions: String::new(),
+            owner: String::new(),
+            group: String::new(),
+            modified: (0, 0),
+            symlink_target: None,
+            is_symlink: false,
+            metadata: std::collections::BTreeMap::new(),
+        }
     }
 
     #[tokio::test]
