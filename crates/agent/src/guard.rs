@@ -113,7 +113,12 @@ mod tests {
 
     #[test]
     fn the_largest_other_is_taken() {
-        let stat = |pid, pages| Stat { pid, session: pid, ticks: 0, pages };
+        let stat = |pid, pages| Stat {
+            pid,
+            session: pid,
+            ticks: 0,
+            pages,
+        };
         let stats = [stat(1, 900), stat(5, 10), stat(6, 20), stat(7, 800)];
         assert_eq!(largest(&stats, 7), Some(stat(6, 20)));
         assert_eq!(largest(&[stat(1, 9)], 1), None);

@@ -33,7 +33,12 @@ impl Memory {
     fn parse(text: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-            let kib: u64 = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
+            let kib: u64 = line
+                .trim_start_matches(':')
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()?;
             kib.checked_mul(1024)
         };
         let cached = field("Cached").unwrap_or(0);
@@ -98,7 +103,10 @@ mod tests {
     #[test]
     fn memory_is_read_with_and_without_available() {
         let memory = Memory::parse("MemTotal:  100 kB\nMemFree: 40 kB\nCached: 10 kB\n").unwrap();
-        assert_eq!((memory.total, memory.used(), memory.cached), (102_400, 51_200, 10_240));
+        assert_eq!(
+            (memory.total, memory.used(), memory.cached),
+            (102_400, 51_200, 10_240)
+        );
         let text = "MemTotal: 100 kB\nMemFree: 40 kB\nMemAvailable: 60 kB\nSwapCached: 9 kB\n";
         let memory = Memory::parse(text).unwrap();
         assert_eq!((memory.used(), memory.cached), (40_960, 0));
@@ -110,7 +118,12 @@ mod tests {
     #[test]
     fn names_cannot_lie() {
         let line = "7 (a) R 1 1 1) S 1 7 5 0 -1 4 0 0 0 0 1 2 3 4 20 0 1 0 9 8 77 6";
-        let expected = Stat { pid: 7, session: 5, ticks: 10, pages: 77 };
+        let expected = Stat {
+            pid: 7,
+            session: 5,
+            ticks: 10,
+            pages: 77,
+        };
         assert_eq!(Stat::parse(line), Some(expected));
         for rubbish in ["", "7 (a", "7 (a) S 1 2", "x (a) S 1 7 5"] {
             assert_eq!(Stat::parse(rubbish), None, "{rubbish}");

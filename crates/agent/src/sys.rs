@@ -200,7 +200,7 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 /// here may allocate, lock or panic: another thread of the agent may hold any lock.
 unsafe fn become_program(plan: &Plan<'_>) -> (Step, c_int) {
     let program = plan.program;
-    // SAFETY (the block): async-signal-safe calls on numbers and on memory that `spawn`
+    // SAFETY: async-signal-safe calls on numbers and on memory that `spawn`
     // keeps alive. Users are set by raw calls, because the C library's wrappers would try
     // to make every thread of the agent follow.
     unsafe {

@@ -79,15 +79,18 @@ pub(crate) fn output(table: &Table, pid: u32, offset: u64) -> Option<Output> {
     // Before the output, so that an answer with an end has all there is.
     let ending = process.output.ending();
     let kept = process.output.kept(offset, MAX_OUTPUT);
-    let pieces = kept.pieces.into_iter().map(|(channel, offset, bytes)| Piece {
-        channel: match channel {
-            Channel::Stdout => "stdout",
-            Channel::Stderr => "stderr",
-            Channel::Terminal => "pty",
-        },
-        offset,
-        data: STANDARD.encode(bytes),
-    });
+    let pieces = kept
+        .pieces
+        .into_iter()
+        .map(|(channel, offset, bytes)| Piece {
+            channel: match channel {
+                Channel::Stdout => "stdout",
+                Channel::Stderr => "stderr",
+                Channel::Terminal => "pty",
+            },
+            offset,
+            data: STANDARD.encode(bytes),
+        });
     Some(Output {
         pid,
         first: kept.first,

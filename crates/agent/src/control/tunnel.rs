@@ -35,7 +35,10 @@ pub(crate) async fn open(Query(query): Query<TunnelQuery>, mut request: Request)
         );
     }
     let Some(upgrade) = request.extensions_mut().remove::<OnUpgrade>() else {
-        return refusal(StatusCode::BAD_REQUEST, "this connection cannot be upgraded");
+        return refusal(
+            StatusCode::BAD_REQUEST,
+            "this connection cannot be upgraded",
+        );
     };
     let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
     let inside = match timeout(CONNECT_DEADLINE, connect).await {

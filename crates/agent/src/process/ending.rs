@@ -62,7 +62,7 @@ impl Ending {
 /// What a client reads after its command's timeout.
 pub(crate) fn timeout_text(limit: Duration) -> String {
     let ms = limit.as_millis();
-    if ms % 1000 == 0 {
+    if ms.is_multiple_of(1000) {
         format!("killed: command timeout of {} s", ms / 1000)
     } else {
         format!("killed: command timeout of {ms} ms")

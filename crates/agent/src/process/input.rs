@@ -6,18 +6,26 @@ use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
-/// Where a process's input comes from.
+/// Where a process's input comes from. Writers take turns.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub(crate) struct Input {
+    line: Mutex<Line>,
+    /// The process is gone; writers that wait for it are told.
+    over: CancellationToken,
+}
+
+/// What input goes through.
+#[derive(Debug)]
+pub(crate) enum Line {
     /// Empty from the start.
     Nothing,
-    /// Writers take turns; none: closed.
-    Pipe(Mutex<Option<AsyncFd<OwnedFd>>>),
-    Terminal {
-        master: Arc<AsyncFd<OwnedFd>>,
-        turn: Mutex<()>,
-    },
+    Pipe(AsyncFd<OwnedFd>),
+    /// Shared with whoever reads its output.
+    Terminal(Arc<AsyncFd<OwnedFd>>),
+    /// A pipe, ended by a client or with the process.
+    Closed,
 }
 
 /// What kind of input a client sends.
@@ -47,6 +55,13 @@ pub(crate) enum InputError {
 }
 
 impl Input {
+    pub(crate) fn new(line: Line) -> Self {
+        Self {
+            line: Mutex::new(line),
+            over: CancellationToken::new(),
+        }
+    }
+
     /// Writes all of `bytes`, waiting as long as the process takes.
     ///
     /// # Errors
@@ -55,18 +70,19 @@ impl Input {
     /// # Cancel safety
     /// What is written by then stays written.
     pub(crate) async fn write(&self, kind: Kind, bytes: &[u8]) -> Result<(), InputError> {
-        match (self, kind) {
-            (Self::Nothing, _) => Err(InputError::Nothing),
-            (Self::Pipe(_), Kind::Terminal) => Err(InputError::NoTerminal),
-            (Self::Terminal { .. }, Kind::Stdin) => Err(InputError::HasTerminal),
-            (Self::Pipe(pipe), Kind::Stdin) => {
-                let pipe = pipe.lock().await;
-                write_all(pipe.as_ref().ok_or(InputError::Closed)?, bytes).await
+        let write = async {
+            match (&*self.line.lock().await, kind) {
+                (Line::Nothing, _) => Err(InputError::Nothing),
+                (Line::Closed, _) => Err(InputError::Closed),
+                (Line::Pipe(_), Kind::Terminal) => Err(InputError::NoTerminal),
+                (Line::Terminal(_), Kind::Stdin) => Err(InputError::HasTerminal),
+                (Line::Pipe(pipe), Kind::Stdin) => write_all(pipe, bytes).await,
+                (Line::Terminal(master), Kind::Terminal) => write_all(master, bytes).await,
             }
-            (Self::Terminal { master, turn }, Kind::Terminal) => {
-                let _turn = turn.lock().await;
-                write_all(master, bytes).await
-            }
+        };
+        tokio::select! {
+            outcome = write => outcome,
+            () = self.over.cancelled() => Err(InputError::Deaf),
         }
     }
 
@@ -75,11 +91,12 @@ impl Input {
     /// # Errors
     /// [`InputError`] for what has no pipe.
     pub(crate) async fn close(&self) -> Result<(), InputError> {
-        match self {
-            Self::Nothing => Err(InputError::Nothing),
-            Self::Terminal { .. } => Err(InputError::Endless),
-            Self::Pipe(pipe) => {
-                pipe.lock().await.take();
+        let mut line = self.line.lock().await;
+        match *line {
+            Line::Nothing => Err(InputError::Nothing),
+            Line::Terminal(_) => Err(InputError::Endless),
+            Line::Pipe(_) | Line::Closed => {
+                *line = Line::Closed;
                 Ok(())
             }
         }
@@ -89,22 +106,27 @@ impl Input {
     ///
     /// # Errors
     /// [`InputError`].
-    pub(crate) fn resize(&self, cols: u16, rows: u16) -> Result<(), InputError> {
-        match self {
-            Self::Terminal { master, .. } => {
+    pub(crate) async fn resize(&self, cols: u16, rows: u16) -> Result<(), InputError> {
+        match &*self.line.lock().await {
+            Line::Terminal(master) => {
                 crate::sys::resize_terminal(master.get_ref().as_fd(), cols, rows)
                     .map_err(InputError::Write)
             }
-            _ => Err(InputError::NoTerminal),
+            Line::Nothing | Line::Pipe(_) | Line::Closed => Err(InputError::NoTerminal),
         }
+    }
+
+    /// The process is gone: tells writers and lets go of the descriptor.
+    pub(crate) async fn end(&self) {
+        self.over.cancel();
+        *self.line.lock().await = Line::Closed;
     }
 }
 
 async fn write_all(fd: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> Result<(), InputError> {
     while !bytes.is_empty() {
         let mut ready = fd.writable().await.map_err(InputError::Write)?;
-        let outcome =
-            ready.try_io(|fd| nix::unistd::write(fd.get_ref(), bytes).map_err(Into::into));
+        let outcome = ready.try_io(|fd| Ok(nix::unistd::write(fd.get_ref(), bytes)?));
         match outcome {
             Ok(Ok(count)) => bytes = bytes.get(count..).unwrap_or_default(),
             Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}

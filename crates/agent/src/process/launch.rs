@@ -12,9 +12,9 @@ use std::sync::Arc;
 use hearth_wire::rpc::process::ProcessConfig;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::{Mutex, oneshot};
+use tokio::sync::oneshot;
 
-use super::input::Input;
+use super::input::{Input, Line};
 use super::output::{Channel, Output};
 use super::pump::Source;
 use super::table::{Process, Table};
@@ -112,7 +112,7 @@ pub(crate) fn launch(agent: &Agent, table: &Table, order: Order) -> Result<Start
         .collect::<Result<Vec<_>, _>>()?;
     let variables = environment
         .iter()
-        .map(|(name, value)| text(&format!("{name}={value}"), "an environment variable"))
+        .map(|(name, value)| text(format!("{name}={value}"), "an environment variable"))
         .collect::<Result<Vec<_>, _>>()?;
     let place = text(directory.as_os_str(), "cwd")?;
 
@@ -351,9 +351,9 @@ impl Ours {
                 stdout,
                 stderr,
             } => {
-                let input = match stdin {
-                    None => Input::Nothing,
-                    Some(fd) => Input::Pipe(Mutex::new(Some(watched(fd)?))),
+                let line = match stdin {
+                    None => Line::Nothing,
+                    Some(fd) => Line::Pipe(watched(fd)?),
                 };
                 let source = |channel, fd| -> io::Result<Source> {
                     let fd = Arc::new(watched(fd)?);
@@ -363,7 +363,7 @@ impl Ours {
                     source(Channel::Stdout, stdout)?,
                     source(Channel::Stderr, stderr)?,
                 ];
-                Ok((input, sources))
+                Ok((Input::new(line), sources))
             }
             Self::Terminal(master) => {
                 let master = Arc::new(watched(master)?);
@@ -371,11 +371,7 @@ impl Ours {
                     channel: Channel::Terminal,
                     fd: Arc::clone(&master),
                 };
-                let input = Input::Terminal {
-                    master,
-                    turn: Mutex::new(()),
-                };
-                Ok((input, vec![source]))
+                Ok((Input::new(Line::Terminal(master)), vec![source]))
             }
         }
     }

@@ -4,7 +4,7 @@
 //! The end is told when the process is gone and everything that was in its pipes then is
 //! in the ring, so the last microsecond's output is never lost. Children it left behind
 //! may hold the pipes open; their output goes on into the ring, unread, so that they never
-//! meet a broken pipe.
+//! meet a broken pipe. A terminal hangs up instead, as terminals do.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,6 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::ending::{Cause, Ending};
-use super::input::Input;
 use super::output::{Channel, Output, PIECE};
 use super::table::{Process, Table};
 use crate::procfs::Stat;
@@ -85,15 +84,12 @@ pub(crate) async fn run(
     };
     // The reaper lives as long as the agent, so this is only the agent's own end.
     let Ok(exit) = exit else { return };
-    // Nobody reads it any more; writers that wait are told.
-    if let Input::Pipe(pipe) = &process.input
-        && let Ok(mut pipe) = pipe.try_lock()
-    {
-        pipe.take();
-    }
+    process.input.end().await;
     let mut open = Vec::new();
     for source in sources {
-        if carry_last(&source, &output).await == Found::Nothing {
+        let found = carry_last(&source, &output).await;
+        // A terminal hangs up with the process it was made for.
+        if found != Found::End && source.channel != Channel::Terminal {
             open.push(source);
         }
     }

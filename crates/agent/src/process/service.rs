@@ -166,7 +166,7 @@ impl wire::Process for Service {
         let process = self.running(request.process.as_option())?;
         if let Some(size) = request.pty.as_option().and_then(|pty| pty.size.as_option()) {
             let size = Size::new(size.cols, size.rows);
-            process.input.resize(size.cols, size.rows)?;
+            process.input.resize(size.cols, size.rows).await?;
         }
         Response::ok(wire::UpdateResponse::default())
     }
