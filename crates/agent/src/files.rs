@@ -20,6 +20,7 @@ pub(crate) mod kind;
 pub(crate) mod multipart;
 pub(crate) mod query;
 pub(crate) mod range;
+mod respond;
 pub(crate) mod staged;
 pub(crate) mod upload;
 
