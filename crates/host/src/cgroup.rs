@@ -397,14 +397,6 @@ impl Group {
     /// # Errors
     /// When the group is gone.
     pub fn counters(&self) -> Result<Counters, GroupError> {
-        let field = |text: &str, name: &str| {
-            text.lines()
-                .find_map(|l| {
-                    l.strip_prefix(name)
-                        .and_then(|r| r.trim().parse::<u64>().ok())
-                })
-                .unwrap_or(0)
-        };
         let number = |text: String| text.trim().parse::<u64>().unwrap_or(0);
         match &self.layout {
             Layout::V2 { root } => {
@@ -413,7 +405,7 @@ impl Group {
                     cpu_ns: field(&self.read(root, "cpu.stat")?, "usage_usec ") * 1000,
                     memory_bytes: number(self.read(root, "memory.current")?),
                     cache_bytes: field(&stat, "file ").saturating_sub(field(&stat, "shmem ")),
-                    oom_kills: field(&self.read(root, "memory.events")?, "oom_kill "),
+                    oom_kills: self.oom_kills()?,
                     pids: number(self.read(root, "pids.current")?),
                 })
             }
@@ -423,14 +415,25 @@ impl Group {
                     cpu_ns: number(self.read(&trees.cpuacct, "cpuacct.usage")?),
                     memory_bytes: number(self.read(&trees.memory, "memory.usage_in_bytes")?),
                     cache_bytes: field(&stat, "cache ").saturating_sub(field(&stat, "shmem ")),
-                    oom_kills: field(
-                        &self.read(&trees.memory, "memory.oom_control")?,
-                        "oom_kill ",
-                    ),
+                    oom_kills: self.oom_kills()?,
                     pids: number(self.read(&trees.pids, "pids.current")?),
                 })
             }
         }
+    }
+
+    /// Processes of the group the kernel killed for its memory limit.
+    ///
+    /// # Errors
+    /// When the group is gone.
+    pub fn oom_kills(&self) -> Result<u64, GroupError> {
+        Ok(match &self.layout {
+            Layout::V2 { root } => field(&self.read(root, "memory.events")?, "oom_kill "),
+            Layout::V1 { trees, .. } => field(
+                &self.read(&trees.memory, "memory.oom_control")?,
+                "oom_kill ",
+            ),
+        })
     }
 
     /// Pids in the group, over all trees.
@@ -504,6 +507,13 @@ impl Group {
         }
         Ok(())
     }
+}
+
+/// The number behind a name in a file of names and numbers; zero when it is not there.
+fn field(text: &str, name: &str) -> u64 {
+    text.lines()
+        .find_map(|l| l.strip_prefix(name)?.trim().parse().ok())
+        .unwrap_or(0)
 }
 
 fn missing_is_fine(e: GroupError) -> Result<(), GroupError> {

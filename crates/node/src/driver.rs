@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use hearth_egress::dns::Policy;
 use hearth_host::cgroup::{IoLimits, Limits};
@@ -286,9 +287,9 @@ pub(crate) async fn live(shared: &Arc<Shared>, entry: &Arc<Entry>, held: Held, p
             if let Err(error) = watched {
                 tracing::error!(sandbox.id = %entry.spec.id, %error, "its process cannot be watched; ending it");
             }
-            let oom = held.slot.group.counters().map_or(0, |c| c.oom_kills);
-            Some(died(oom))
+            Some(died(held.slot.group.oom_kills().unwrap_or(0)))
         }
+        () = out_of_memory(&held.slot) => Some(EndCause::OutOfMemory),
     };
     // First the clients, then the processes: nobody waits on a stream of the dead.
     entry.gone.cancel();
@@ -297,6 +298,20 @@ pub(crate) async fn live(shared: &Arc<Shared>, entry: &Arc<Entry>, held: Held, p
     forget(shared, entry);
     if let Some(cause) = cause {
         report(shared, entry, cause).await;
+    }
+}
+
+/// How often a sandbox is asked whether the kernel killed part of it.
+const OOM_PERIOD: Duration = Duration::from_secs(1);
+
+/// Returns when the kernel killed a process of the group for memory. Without `oom.group`
+/// (v1) it may be one that carries a single guest process, after which the rest would hang.
+async fn out_of_memory(slot: &Slot) {
+    loop {
+        tokio::time::sleep(OOM_PERIOD).await;
+        if slot.group.oom_kills().is_ok_and(|kills| kills > 0) {
+            return;
+        }
     }
 }
 
