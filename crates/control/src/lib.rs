@@ -14,7 +14,7 @@
 //!  ports::Node      background: timers, deaths, readings, pruning      recover: at start
 //! ```
 //!
-//! States change in `store::sandboxes::change` only, by `hearth_model::state::step`.
+//! States change in `store::sandboxes` only (`change` and `end`), by `hearth_model::state::step`.
 
 mod app;
 mod background;

@@ -1,8 +1,6 @@
 //! How clients name a template (`e2b.md` A.8.1): an id, or `[namespace/]alias[:tag]`.
 //! Pure.
 
-use hearth_model::id::TeamId;
-
 use crate::ports::Template;
 
 /// Longest name accepted, in bytes.
@@ -62,17 +60,12 @@ impl TemplateName {
 
     /// Finds the template among those a node has. These belong to no team, so a name with a
     /// namespace finds none of them.
-    pub(crate) fn find<'a>(
-        &self,
-        _caller: &TeamId,
-        templates: &'a [Template],
-    ) -> Option<&'a Template> {
+    pub(crate) fn find<'a>(&self, templates: &'a [Template]) -> Option<&'a Template> {
         if self.namespace.is_some() {
             return None;
         }
         templates.iter().find(|template| {
-            let named = template.id.as_str() == self.name
-                || template.aliases.contains(&self.name);
+            let named = template.id.as_str() == self.name || template.aliases.contains(&self.name);
             let tagged = self
                 .tag
                 .as_ref()
@@ -114,7 +107,6 @@ mod tests {
 
     #[test]
     fn finds_by_id_alias_and_tag() {
-        let team = TeamId::parse("default").expect("a team");
         let templates = base();
         for (text, found) in [
             ("base", true),
@@ -127,7 +119,7 @@ mod tests {
             ("default/base", false),
         ] {
             let name = TemplateName::parse(text).expect(text);
-            assert_eq!(name.find(&team, &templates).is_some(), found, "{text}");
+            assert_eq!(name.find(&templates).is_some(), found, "{text}");
         }
     }
 

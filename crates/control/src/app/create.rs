@@ -64,7 +64,7 @@ impl App {
         request: CreateRequest,
         repeat: Option<RepeatKey>,
     ) -> Result<String, CreateFailed> {
-        let template = self.find_template(&caller, &request)?;
+        let template = self.find_template(&request)?;
         let spec = spec_of(&caller, &request, &template);
         let id = spec.id.clone();
         let answer = self.answer(&spec.access_token, &id, &template)?;
@@ -117,15 +117,11 @@ impl App {
         }
     }
 
-    fn find_template(
-        &self,
-        caller: &Caller,
-        request: &CreateRequest,
-    ) -> Result<Template, CreateFailed> {
+    fn find_template(&self, request: &CreateRequest) -> Result<Template, CreateFailed> {
         let templates = self.node.templates();
         request
             .template
-            .find(&caller.team, &templates)
+            .find(&templates)
             .cloned()
             .ok_or_else(|| CreateFailed::NoTemplate {
                 name: request.template_text.clone(),

@@ -87,10 +87,10 @@ pub(super) async fn old_build(_caller: Caller) -> ApiError {
 
 pub(super) async fn change_template(
     State(app): State<Arc<App>>,
-    caller: Caller,
+    _caller: Caller,
     Name(name): Name,
 ) -> ApiError {
-    match templates::find(&app, &caller, &name) {
+    match templates::find(&app, &name) {
         Ok(_) => not_yet("changing templates is"),
         Err(fault) => fault,
     }
@@ -98,10 +98,10 @@ pub(super) async fn change_template(
 
 pub(super) async fn template_build(
     State(app): State<Arc<App>>,
-    caller: Caller,
+    _caller: Caller,
     Name(name): Name,
 ) -> ApiError {
-    match templates::find(&app, &caller, &name) {
+    match templates::find(&app, &name) {
         Ok(_) => not_yet("building templates is"),
         Err(fault) => fault,
     }
@@ -109,10 +109,10 @@ pub(super) async fn template_build(
 
 pub(super) async fn template_tags(
     State(app): State<Arc<App>>,
-    caller: Caller,
+    _caller: Caller,
     Name(name): Name,
 ) -> ApiError {
-    match templates::find(&app, &caller, &name) {
+    match templates::find(&app, &name) {
         Ok(_) => not_yet("tags of templates are"),
         Err(fault) => fault,
     }

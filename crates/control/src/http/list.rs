@@ -51,7 +51,7 @@ pub(super) async fn v2(
             read_token(token, order).ok_or_else(|| ApiError::bad_request("Invalid next token"))
         })
         .transpose()?;
-    let wanted = wanted(&app, &caller, &params)?;
+    let wanted = wanted(&app, &params)?;
 
     let mut headers = HeaderMap::new();
     let Wanted::Running(filter) = wanted else {
@@ -85,7 +85,7 @@ pub(super) async fn v1(
     caller: Caller,
     params: Params,
 ) -> Result<Json<Vec<ListedSandbox>>, ApiError> {
-    let Wanted::Running(filter) = wanted(&app, &caller, &params)? else {
+    let Wanted::Running(filter) = wanted(&app, &params)? else {
         return Ok(Json(Vec::new()));
     };
     let found = app
@@ -100,7 +100,7 @@ pub(super) async fn v1(
     Ok(Json(found.into_iter().map(listed).collect()))
 }
 
-fn wanted(app: &App, caller: &Caller, params: &Params) -> Result<Wanted, ApiError> {
+fn wanted(app: &App, params: &Params) -> Result<Wanted, ApiError> {
     let mut running = true;
     if let Some(states) = params.items("state") {
         running = false;
@@ -143,7 +143,7 @@ fn wanted(app: &App, caller: &Caller, params: &Params) -> Result<Wanted, ApiErro
                 "template must be an id or a name without a tag",
             ));
         }
-        match name.find(&caller.team, &app.node.templates()) {
+        match name.find(&app.node.templates()) {
             Some(found) => template = Some(found.id.clone()),
             None => running = false,
         }

@@ -4,6 +4,7 @@
 //! the generation and writes nothing when the step is refused or changes nothing.
 
 mod change;
+mod end;
 mod read;
 
 use std::collections::BTreeMap;
@@ -16,7 +17,8 @@ use hearth_model::state::State;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{FromRow, Row as _};
 
-pub(crate) use change::{Deadline, DeadlineChange, Guard, InsertError, Inserted, Moved};
+pub(crate) use change::{Deadline, DeadlineChange, InsertError, Inserted, Moved};
+pub(crate) use end::Guard;
 pub(crate) use read::{Cursor, Filter, Order};
 
 use super::idempotency::Claim;
@@ -138,8 +140,80 @@ fn to_json<T: serde::Serialize>(value: &T) -> Result<String, StoreError> {
 #[cfg(test)]
 mod tests {
     use hearth_model::end::Actor;
+    use hearth_model::sandbox::Internet;
 
     use super::*;
+    use crate::store::Store;
+    use crate::store::keys::NewKeyRow;
+
+    async fn ended_at(store: &Store, ended_ms: i64) -> SandboxId {
+        let spec = SandboxSpec {
+            id: SandboxId::random(),
+            team: TeamId::parse("default").expect("a team"),
+            template: TemplateId::parse("base").expect("a template"),
+            size: Size {
+                vcpu: 1,
+                memory_mib: 1,
+                disk_mib: 1,
+            },
+            env: [("SECRET".to_owned(), "s3cret".to_owned())].into(),
+            internet: Internet::Open,
+            access_token: Secret::new("t0ken"),
+        };
+        let row = NewSandboxRow {
+            spec: &spec,
+            alias: None,
+            envd_version: "1",
+            internet_choice: None,
+            metadata: &BTreeMap::new(),
+            timeout_s: 1,
+            now_ms: 1,
+            give_up_ms: 2,
+            claim: None,
+        };
+        let reason = EndReason {
+            at_ms: ended_ms,
+            cause: EndCause::Lost,
+            actor: Actor::System,
+        };
+        store
+            .insert_sandbox(row, &Actor::System)
+            .await
+            .expect("recorded");
+        store.record_death(&spec.id, &reason).await.expect("ended");
+        spec.id
+    }
+
+    #[tokio::test]
+    async fn an_end_drops_secrets_and_a_pruning_keeps_events() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let store = Store::open(&dir.path().join("hearth.db"))
+            .await
+            .expect("it opens");
+        let key = NewKeyRow {
+            id: "key_1",
+            team: &TeamId::parse("default").expect("a team"),
+            name: "",
+            hash: b"h",
+            mask: "m",
+            now_ms: 1,
+        };
+        store.insert_key(key).await.expect("a team");
+        let (old, new) = (ended_at(&store, 1000).await, ended_at(&store, 3000).await);
+        let secrets: Vec<(String, String)> =
+            sqlx::query_as("SELECT env, access_token FROM sandboxes")
+                .fetch_all(store.readers())
+                .await
+                .expect("readable");
+        assert_eq!(secrets, vec![("{}".to_owned(), String::new()); 2]);
+
+        assert_eq!(store.prune(2000, 0).await.expect("pruned"), 1);
+        assert!(store.sandbox(&old).await.expect("readable").is_none());
+        assert!(store.sandbox(&new).await.expect("readable").is_some());
+        let window = crate::store::events::Window::Start(0);
+        let events = store.events_of(&old, window, 10).await.expect("readable");
+        assert_eq!(events.len(), 3);
+    }
 
     #[test]
     fn end_reasons_survive_the_store() {

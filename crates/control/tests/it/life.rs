@@ -491,7 +491,7 @@ async fn creating_id(server: &Server) -> Option<hearth_model::id::SandboxId> {
     id.map(|id| hearth_model::id::SandboxId::parse(&id).unwrap())
 }
 
-async fn counts_live(server: &Server) -> i64 {
+pub(crate) async fn counts_live(server: &Server) -> i64 {
     sqlx::query_scalar("SELECT count(*) FROM sandboxes WHERE state <> 'ended'")
         .fetch_one(&open(server).await)
         .await

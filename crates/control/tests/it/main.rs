@@ -5,6 +5,7 @@
 mod life;
 mod limits;
 mod list;
+mod mixture;
 mod node;
 mod observe;
 mod recovery;

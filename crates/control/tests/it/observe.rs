@@ -210,7 +210,20 @@ async fn templates_can_be_read() {
 }
 
 #[tokio::test]
-async fn health_needs_no_key() {
+async fn health_needs_no_key_but_a_recovery() {
     let server = Server::start().await;
     server.call_as("", "GET", "/health", None).await.ok(204);
+    let early = hearth_control::Control::open(
+        ControlConfig::new(server.db_path()),
+        std::sync::Arc::clone(&server.node) as _,
+    )
+    .await
+    .unwrap();
+    let request = axum::http::Request::get("/health")
+        .body(axum::body::Body::empty())
+        .unwrap();
+    let answer = tower::ServiceExt::oneshot(early.router(), request)
+        .await
+        .unwrap();
+    assert_eq!(answer.status(), 503);
 }

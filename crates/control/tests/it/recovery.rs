@@ -67,9 +67,15 @@ async fn what_is_gone_is_declared_lost() {
 #[tokio::test]
 async fn an_interrupted_create_is_given_up_and_its_key_is_free() {
     let server = Server::start().await;
-    let id = server.create(json!({})).await;
+    let body = json!({"templateID": "base"});
+    let key = server.key.clone();
+    let first = crate::repeat::create(&server, &key, "k", &body)
+        .await
+        .ok(201);
+    let id = SandboxId::parse(first.json()["sandboxID"].as_str().unwrap()).unwrap();
     // As if the crash came before the start was recorded, the node having made it.
     set(&server, &id, "state = 'creating', started_ms = NULL").await;
+    change(&server, "UPDATE idempotency SET answer = NULL").await;
     let next = server.crash_and_start().await;
     assert_eq!(next.recovered.unfinished, 1);
     until("it is removed", || async { !next.node.holds(&id) }).await;
@@ -82,6 +88,8 @@ async fn an_interrupted_create_is_given_up_and_its_key_is_free() {
         next.event_kinds(&id).await.last().unwrap() == "ended"
     })
     .await;
+    let second = crate::repeat::create(&next, &key, "k", &body).await.ok(201);
+    assert_ne!(second.text, first.text);
 }
 
 #[tokio::test]
@@ -152,13 +160,17 @@ async fn a_stop_lets_a_create_finish() {
 
 /// Changes the row of a sandbox behind the server's back.
 async fn set(server: &Server, id: &SandboxId, what: &str) {
+    change(
+        server,
+        &format!("UPDATE sandboxes SET {what} WHERE id = '{id}'"),
+    )
+    .await;
+}
+
+async fn change(server: &Server, statement: &str) {
     let pool = sqlx::SqlitePool::connect(&format!("sqlite://{}", server.db_path().display()))
         .await
         .unwrap();
-    let done = sqlx::query(&format!("UPDATE sandboxes SET {what} WHERE id = ?"))
-        .bind(id.as_str())
-        .execute(&pool)
-        .await
-        .unwrap();
-    assert_eq!(done.rows_affected(), 1);
+    let done = sqlx::query(statement).execute(&pool).await.unwrap();
+    assert_eq!(done.rows_affected(), 1, "{statement}");
 }

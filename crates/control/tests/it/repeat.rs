@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::node::Mood;
 use crate::server::{Answer, Server};
 
-async fn create(server: &Server, api_key: &str, key: &str, body: &Value) -> Answer {
+pub(crate) async fn create(server: &Server, api_key: &str, key: &str, body: &Value) -> Answer {
     let request = Request::post("/v2/sandboxes")
         .header("x-api-key", api_key)
         .header("idempotency-key", key)
