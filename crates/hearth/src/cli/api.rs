@@ -1,10 +1,9 @@
 //! The client's side of the REST API and of the agent's unary calls: one small HTTP client
 //! for all commands that talk to a server.
 //!
-//! The key and the address come from the environment (`E2B_API_KEY`, `E2B_API_URL`,
-//! `E2B_SANDBOX_URL`, as for any SDK), else from what the server wrote for its operator.
+//! Start with [`Target`], which finds the server and its key.
 
-use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,8 +18,10 @@ use serde_json::Value;
 
 use super::env::Client;
 use super::out::clean;
-use super::{EXIT_USAGE, Failure, Folders};
+use super::{EXIT_USAGE, Failure};
 
+/// Where a server keeps its state by default.
+const DEFAULT_STATE: &str = "/var/lib/hearth";
 /// Where a server listens by default.
 const DEFAULT_URL: &str = "http://127.0.0.1:3000";
 /// Largest answer read into memory, in bytes: a page of a list is far below it.
@@ -29,6 +30,16 @@ const MAX_ANSWER: usize = 16 * 1024 * 1024;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of a list before something is wrong with the server.
 const MAX_PAGES: usize = 10_000;
+
+/// Which server is asked: the one of `--state-dir`; else the one that the environment names, as
+/// for any SDK; else the one of the default state folder.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Target {
+    /// State folder of the server to ask. Default: the server that E2B_API_KEY, E2B_API_URL and
+    /// E2B_SANDBOX_URL name, else the one of HEARTH_STATE_DIR or /var/lib/hearth.
+    #[arg(long)]
+    state_dir: Option<PathBuf>,
+}
 
 /// A server and the key to it.
 #[derive(Debug, Clone)]
@@ -40,31 +51,29 @@ pub(crate) struct Api {
 }
 
 impl Api {
-    pub(crate) fn open(folders: &Folders) -> Result<Self, Failure> {
+    pub(crate) fn open(target: &Target) -> Result<Self, Failure> {
         let var = |name| std::env::var(name).ok().filter(|v| !v.is_empty());
-        let (key, url) = (var("E2B_API_KEY"), var("E2B_API_URL"));
-        let saved = match Client::load(&folders.state_dir) {
-            Ok(client) => Some(client),
-            Err(e)
-                if key.is_some()
-                    && matches!(
-                        e.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
-                    ) =>
-            {
-                None
+        let (key, url, sandbox_url) = match (&target.state_dir, var("E2B_API_KEY")) {
+            (None, Some(key)) => {
+                let url = var("E2B_API_URL").unwrap_or_else(|| DEFAULT_URL.into());
+                let sandbox_url = var("E2B_SANDBOX_URL").unwrap_or_else(|| url.clone());
+                (key, url, sandbox_url)
             }
-            Err(e) => {
-                return Err(Failure::from_error("looking for an API key", &e).hint(
-                    "set E2B_API_KEY, or run this as root on the server's host after `hearth serve` was started once (`--state-dir` if it has its own)",
-                ));
+            // Never the key of one server to the address of another.
+            (state, _) => {
+                let state = state
+                    .clone()
+                    .or_else(|| var("HEARTH_STATE_DIR").map(PathBuf::from))
+                    .unwrap_or_else(|| DEFAULT_STATE.into());
+                let Client { api_key, api_url } = Client::load(&state).map_err(|e| {
+                    let what = format!("looking for an API key in {}", state.display());
+                    Failure::from_error(&what, &e).hint(
+                        "set E2B_API_KEY and E2B_API_URL, or run this as root on the server's host after `hearth serve` was started once",
+                    )
+                })?;
+                (api_key, api_url.clone(), api_url)
             }
         };
-        let url = url
-            .or_else(|| saved.as_ref().map(|c| c.api_url.clone()))
-            .unwrap_or_else(|| DEFAULT_URL.into());
-        let key = key.or_else(|| saved.map(|c| c.api_key)).unwrap_or_default();
-        let sandbox_url = var("E2B_SANDBOX_URL").unwrap_or_else(|| url.clone());
         for (name, url) in [("E2B_API_URL", &url), ("E2B_SANDBOX_URL", &sandbox_url)] {
             if !url.starts_with("http://") {
                 return Err(Failure::new(format!(

@@ -10,8 +10,8 @@ use hearth_wire::e2b::{ListedSandbox, NewSandbox, SandboxDetail};
 use http::Method;
 use serde_json::Value;
 
-use super::api::{Api, encode};
-use super::{EXIT_USAGE, Failure, Folders, Outcome, out, table};
+use super::api::{Api, Target, encode};
+use super::{EXIT_USAGE, Failure, Outcome, out, table};
 
 /// Sandboxes of one page, the most the API gives.
 const PAGE: usize = 100;
@@ -34,7 +34,7 @@ pub(crate) enum SandboxCommand {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CreateArgs {
     #[command(flatten)]
-    folders: Folders,
+    target: Target,
     /// Name or id of the template; default: base.
     template: Option<String>,
     /// The same, as an option.
@@ -64,7 +64,7 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ListArgs {
     #[command(flatten)]
-    folders: Folders,
+    target: Target,
     /// Only those with this metadata, as KEY=VALUE; may be given several times.
     #[arg(long = "metadata", value_parser = pair)]
     metadata: Vec<(String, String)>,
@@ -82,7 +82,7 @@ pub(crate) struct ListArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct OneArgs {
     #[command(flatten)]
-    folders: Folders,
+    target: Target,
     id: String,
     /// Print the API's object.
     #[arg(long)]
@@ -92,7 +92,7 @@ pub(crate) struct OneArgs {
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct KillArgs {
     #[command(flatten)]
-    folders: Folders,
+    target: Target,
     #[arg(required = true)]
     ids: Vec<String>,
     /// Print which were ended.
@@ -138,7 +138,7 @@ pub(crate) async fn run(command: SandboxCommand) -> Outcome {
 }
 
 async fn create(args: CreateArgs) -> Outcome {
-    let api = Api::open(&args.folders)?;
+    let api = Api::open(&args.target)?;
     let wanted = NewSandbox {
         template_id: args
             .template
@@ -163,7 +163,7 @@ async fn create(args: CreateArgs) -> Outcome {
 }
 
 async fn list(args: ListArgs) -> Outcome {
-    let api = Api::open(&args.folders)?;
+    let api = Api::open(&args.target)?;
     let most = args.limit.unwrap_or(usize::MAX);
     let mut path = format!("/v2/sandboxes?limit={}", most.clamp(1, PAGE));
     if let Some(state) = &args.state {
@@ -209,7 +209,7 @@ async fn list(args: ListArgs) -> Outcome {
 }
 
 async fn info(args: OneArgs) -> Outcome {
-    let api = Api::open(&args.folders)?;
+    let api = Api::open(&args.target)?;
     let found = api
         .call(
             Method::GET,
@@ -268,7 +268,7 @@ async fn info(args: OneArgs) -> Outcome {
 }
 
 async fn kill(args: KillArgs) -> Outcome {
-    let api = Api::open(&args.folders)?;
+    let api = Api::open(&args.target)?;
     let ids: Vec<SandboxId> = args
         .ids
         .iter()

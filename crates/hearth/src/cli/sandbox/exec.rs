@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::super::api::{Agent, Api, Taken, collect, refused};
+use super::super::api::{Agent, Api, Taken, Target, collect, refused};
 use super::super::out::clean;
-use super::super::{EXIT_OWN, Failure, Folders, Outcome, out};
+use super::super::{EXIT_OWN, Failure, Outcome, out};
 use super::{id, pair};
 use crate::cli::terminal::RawTerminal;
 
@@ -41,7 +41,7 @@ const EXIT_INTERRUPTED: u8 = 130;
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ExecArgs {
     #[command(flatten)]
-    folders: Folders,
+    target: Target,
     id: String,
     /// User inside the sandbox; default: the template's.
     #[arg(long, short = 'u')]
@@ -68,16 +68,16 @@ pub(crate) struct ExecArgs {
 
 pub(crate) async fn run(args: ExecArgs) -> Outcome {
     exec(args).await.map_err(|failure| {
-        if failure.code == 1 {
-            failure.code(EXIT_OWN)
-        } else {
+        if failure.code == EXIT_TIMEOUT {
             failure
+        } else {
+            failure.code(EXIT_OWN)
         }
     })
 }
 
 async fn exec(args: ExecArgs) -> Outcome {
-    let api = Api::open(&args.folders)?;
+    let api = Api::open(&args.target)?;
     let sandbox = id(&args.id)?.to_string();
     let about = format!("/sandboxes/{sandbox}");
     let detail = api.call(Method::GET, &about, None::<&Value>).await?.body;
