@@ -23,8 +23,9 @@ pub const DEFAULT_VCPU: u32 = 2;
 pub const DEFAULT_MEMORY_MIB: u64 = 1024;
 /// Writable disk of a sandbox whose template names none, in MiB: 20 GB as E2B promises.
 pub const DEFAULT_DISK_MIB: u64 = 20 * 1024;
-/// Processes and threads inside one sandbox, held by the sandbox's own kernel.
-pub const DEFAULT_GUEST_PIDS: u32 = 4096;
+/// Processes and threads inside one sandbox, held by the sandbox's own kernel. gVisor gives
+/// up when one address space has 4,095 threads at work; the limit stays below that.
+pub const DEFAULT_GUEST_PIDS: u32 = 4000;
 
 /// Port of the agent's public protocol (E2B's envd).
 pub const AGENT_PORT: u16 = 49983;

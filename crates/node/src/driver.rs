@@ -291,6 +291,9 @@ pub(crate) async fn live(shared: &Arc<Shared>, entry: &Arc<Entry>, held: Held, p
         }
         () = out_of_memory(&held.slot) => Some(EndCause::OutOfMemory),
     };
+    if cause.is_some() {
+        log_last_words(entry, &held);
+    }
     // First the clients, then the processes: nobody waits on a stream of the dead.
     entry.gone.cancel();
     process.kill();
@@ -298,6 +301,20 @@ pub(crate) async fn live(shared: &Arc<Shared>, entry: &Arc<Entry>, held: Held, p
     forget(shared, entry);
     if let Some(cause) = cause {
         report(shared, entry, cause).await;
+    }
+}
+
+/// Bytes of a tier's last words that go into the log.
+const LAST_WORDS: usize = 4096;
+
+/// What the tier said when it gave up: for the operator, never for clients, as the guest may
+/// have had a hand in it.
+fn log_last_words(entry: &Entry, held: &Held) {
+    let said = std::fs::read(held.dir.join(hearth_runtime::LAST_WORDS)).unwrap_or_default();
+    let said = &said[..said.len().min(LAST_WORDS)];
+    if !said.is_empty() {
+        let said = String::from_utf8_lossy(said);
+        tracing::warn!(sandbox.id = %entry.spec.id, said = ?said, "the tier gave up");
     }
 }
 

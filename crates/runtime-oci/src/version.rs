@@ -74,6 +74,9 @@ impl Runsc {
             "--overlay2=none".into(),
             // ping works; whatever is forged is dropped on the host's side of the link.
             "--net-raw".into(),
+            // What the sentry says when it gives up; the node logs the end of it.
+            "--panic-log".into(),
+            text(&dir.join(hearth_runtime::LAST_WORDS)),
             "run".into(),
             "--detach".into(),
             "--bundle".into(),

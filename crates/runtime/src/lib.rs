@@ -37,6 +37,9 @@ pub struct ShellPlan {
     pub netns: PathBuf,
 }
 
+/// File in a sandbox's folder into which its tier may write why it gave up.
+pub const LAST_WORDS: &str = "last-words";
+
 /// What a start needs beyond the shell.
 #[derive(Debug, Clone)]
 pub struct StartPlan {

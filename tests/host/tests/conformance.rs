@@ -188,9 +188,17 @@ impl Live for Sandbox {
     fn sh(&self, script: &str) -> BoxFuture<'_, Result<Output, String>> {
         let script = script.to_owned();
         Box::pin(async move {
-            tokio::time::timeout(SCRIPT_DEADLINE, self.start_process(&script))
-                .await
-                .map_err(|_| format!("the script is stuck: {script}"))?
+            // A dead sandbox's kernel closes no connection: its node says that it is gone.
+            let reached = self
+                .node
+                .reach(&self.spec.id)
+                .ok_or("the sandbox is gone")?;
+            tokio::select! {
+                done = tokio::time::timeout(SCRIPT_DEADLINE, self.start_process(&script)) => {
+                    done.map_err(|_| format!("the script is stuck: {script}"))?
+                }
+                () = reached.gone.cancelled() => Err(format!("the sandbox died of: {script}")),
+            }
         })
     }
 
