@@ -138,10 +138,12 @@ async fn gather(
     window: Window,
     range: &Range,
 ) -> Result<Vec<Line>, ApiError> {
-    let events = app
+    let mut events = app
         .store
         .events_of(&sandbox.id, window, MAX_SCANNED)
         .await?;
+    // Oldest first before the sort, which keeps the order within one millisecond.
+    events.sort_by_key(|event| event.seq);
     let mut lines: Vec<Line> = events.into_iter().map(event_line).collect();
     if app.store.live().get(&sandbox.id).is_some() {
         let most = usize::try_from(MAX_SCANNED).unwrap_or(0);
