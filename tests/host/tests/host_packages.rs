@@ -9,20 +9,20 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/host-pa
 
 /// What the script would write, for a host with one source file.
 fn derived(file: &str, text: &str) -> String {
-    let etc = tempfile::tempdir().unwrap();
-    fs::create_dir(etc.path().join("sources.list.d")).unwrap();
-    fs::write(etc.path().join(file), text).unwrap();
+    let etc = tempfile::tempdir().expect("this works on a host that is set up");
+    fs::create_dir(etc.path().join("sources.list.d")).expect("this works on a host that is set up");
+    fs::write(etc.path().join(file), text).expect("this works on a host that is set up");
     let out = Command::new("sh")
         .args([SCRIPT, "--print-backports", "bookworm"])
         .env("HEARTH_APT_ETC", etc.path())
         .output()
-        .unwrap();
+        .expect("this works on a host that is set up");
     assert!(
         out.status.success(),
         "{}",
         String::from_utf8_lossy(&out.stderr)
     );
-    String::from_utf8(out.stdout).unwrap()
+    String::from_utf8(out.stdout).expect("this works on a host that is set up")
 }
 
 const PLAIN: &str =
@@ -79,7 +79,7 @@ fn a_disabled_file_is_not_read() {
 fn a_satisfied_host_is_left_alone_in_under_a_second() {
     assert!(Path::new(SCRIPT).exists());
     let begun = std::time::Instant::now();
-    let out = Command::new("sh").arg(SCRIPT).output().unwrap();
+    let out = Command::new("sh").arg(SCRIPT).output().expect("this works on a host that is set up");
     let took = begun.elapsed();
     assert!(
         out.status.success(),
