@@ -122,7 +122,13 @@ pub(crate) async fn run(args: ServeArgs) -> Outcome {
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let have = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, maximum: have.maximum }) {
+    if let Err(error) = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: have.maximum,
+            maximum: have.maximum,
+        },
+    ) {
         tracing::warn!(%error, limit = have.current, "the descriptor limit stays");
     }
 }

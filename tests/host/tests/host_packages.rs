@@ -79,7 +79,10 @@ fn a_disabled_file_is_not_read() {
 fn a_satisfied_host_is_left_alone_in_under_a_second() {
     assert!(Path::new(SCRIPT).exists());
     let begun = std::time::Instant::now();
-    let out = Command::new("sh").arg(SCRIPT).output().expect("this works on a host that is set up");
+    let out = Command::new("sh")
+        .arg(SCRIPT)
+        .output()
+        .expect("this works on a host that is set up");
     let took = begun.elapsed();
     assert!(
         out.status.success(),
