@@ -104,7 +104,10 @@ impl Store {
         std::fs::create_dir_all(&dir).map_err(fault("making"))?;
         let file = state.join("store.btrfs");
         let kind = if file.exists() || !disk::can_clone(&dir).map_err(fault("probing"))? {
-            if !mount::is_mounted(&dir).map_err(fault("looking for"))? {
+            if !is_other_file_system(state, &dir).map_err(fault("looking for"))? {
+                // Launchers of other instances copy the mount table: below a shared mount
+                // their copies go when this one goes, and none holds the file.
+                mount::make_shared_root(&dir).map_err(fault("preparing"))?;
                 mount_file(state, &file, &dir).map_err(fault("mounting"))?;
             }
             Kind::BtrfsFile
@@ -132,7 +135,13 @@ impl Store {
     pub fn close(&self) -> io::Result<()> {
         match self.kind {
             Kind::Native => Ok(()),
-            Kind::BtrfsFile => mount::unmount(&self.dir),
+            Kind::BtrfsFile => {
+                // The file's mount, and the shared one below it.
+                while mount::is_mounted(&self.dir)? {
+                    mount::unmount(&self.dir)?;
+                }
+                Ok(())
+            }
         }
     }
 
@@ -269,6 +278,12 @@ impl Store {
         }
         Ok(ids)
     }
+}
+
+/// A bind mount of the folder itself is the same file system.
+fn is_other_file_system(state: &Path, dir: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    Ok(std::fs::metadata(state)?.dev() != std::fs::metadata(dir)?.dev())
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {

@@ -87,12 +87,73 @@ fn disks_are_cloned_apart_and_given_back() {
     }
     assert!(store.list_sandbox_images().expect("readable").is_empty());
 
+    // A stranger's mount namespace, made meanwhile, does not hold the file on.
+    let stranger = Stranger::start();
+
     // Opened again over what is mounted, and over what is not.
     drop(store);
     let store = Store::open(scratch.path()).expect("again");
     store.close().expect("closed");
+    let file = scratch.path().join("store.btrfs");
+    if file.exists() {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while loop_files().contains(&file) {
+            assert!(
+                until > std::time::Instant::now(),
+                "the loop device is still there"
+            );
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+    drop(stranger);
     let store = Store::open(scratch.path()).expect("after a reboot");
     assert_eq!(store.templates().expect("readable").len(), 1);
     store.close().expect("closed");
+    drop(store);
     assert!(mount::below(scratch.path()).expect("readable").is_empty());
+}
+
+/// A process in a mount namespace of its own, as another instance's launcher makes it.
+struct Stranger(std::process::Child);
+
+impl Stranger {
+    fn start() -> Self {
+        use std::io::BufRead as _;
+        let mut child = std::process::Command::new("unshare")
+            .args([
+                "--mount",
+                "--propagation",
+                "slave",
+                "sh",
+                "-c",
+                "echo up; cat",
+            ])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("piped");
+        std::io::BufReader::new(out)
+            .read_line(&mut line)
+            .expect("it says so");
+        assert_eq!(line, "up\n");
+        Self(child)
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it ends");
+    }
+}
+
+/// What the loop devices of this host stand on.
+fn loop_files() -> Vec<PathBuf> {
+    let devices = std::fs::read_dir("/sys/block").expect("sysfs");
+    devices
+        .filter_map(|d| std::fs::read_to_string(d.ok()?.path().join("loop/backing_file")).ok())
+        .map(|text| PathBuf::from(text.trim_end()))
+        .collect()
 }
