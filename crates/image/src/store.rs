@@ -133,15 +133,18 @@ impl Store {
     /// # Errors
     /// When it is in use.
     pub fn close(&self) -> io::Result<()> {
-        match self.kind {
-            Kind::Native => Ok(()),
-            Kind::BtrfsFile => {
-                // The file's mount, and the shared one below it.
-                while mount::is_mounted(&self.dir)? {
-                    mount::unmount(&self.dir)?;
-                }
-                Ok(())
-            }
+        unmount(&self.dir)
+    }
+
+    /// The same for a store that nobody opened, as `hearth prepare` leaves one.
+    ///
+    /// # Errors
+    /// When it is in use.
+    pub fn close_at(state: &Path) -> io::Result<()> {
+        match state.canonicalize() {
+            Ok(state) => unmount(&state.join("store")),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
         }
     }
 
@@ -278,6 +281,14 @@ impl Store {
         }
         Ok(ids)
     }
+}
+
+/// Takes down the file's mount, and the shared one below it.
+fn unmount(dir: &Path) -> io::Result<()> {
+    while mount::is_mounted(dir)? {
+        mount::unmount(dir)?;
+    }
+    Ok(())
 }
 
 /// A bind mount of the folder itself is the same file system.

@@ -15,6 +15,8 @@ pub(crate) struct DownArgs {
 pub(crate) async fn run(args: DownArgs) -> Outcome {
     let state = &args.folders.state_dir;
     if !state.join("instance").exists() {
+        hearth_image::store::Store::close_at(state)
+            .map_err(|e| Failure::from_error("closing the disk store", &e))?;
         println!("nothing was started from {}", state.display());
         return Ok(ExitCode::SUCCESS);
     }
