@@ -35,6 +35,8 @@ use agent::Agent;
 use reaper::Reaper;
 use sys::Confines;
 
+/// Threads for work that blocks, such as file access. They come and go with it.
+const MAX_BLOCKING: usize = 64;
 /// Largest boot configuration taken, in bytes.
 const MAX_BOOT: u64 = 4 * 1024 * 1024;
 
@@ -97,6 +99,7 @@ fn start() -> Result<Infallible, StartError> {
     let reaper = Reaper::start().map_err(StartError::Runtime)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .max_blocking_threads(MAX_BLOCKING)
         .enable_all()
         .build()
         .map_err(StartError::Runtime)?;

@@ -30,6 +30,10 @@ use crate::sys::Exit;
 /// (`/proc/sys/fs/pipe-max-size`). A child that goes on writing must not delay the end.
 const MAX_LAST: usize = 1024 * 1024 + PIECE;
 
+/// Looks at what is left of a killed session, and the pause between them.
+const KILL_ROUNDS: u32 = 100;
+const KILL_PAUSE: Duration = Duration::from_millis(10);
+
 /// When a process is killed, and what its client is told.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timeout {
@@ -77,7 +81,7 @@ pub(crate) async fn run(
                     armed = false;
                     process.blame(Cause::Timeout(limit));
                     tracing::info!(pid = process.pid, limit_ms = millis(limit), "process timed out");
-                    kill(&table, &process);
+                    tokio::spawn(kill(Arc::clone(&table), Arc::clone(&process)));
                 }
             }
         }
@@ -110,25 +114,49 @@ pub(crate) async fn run(
 }
 
 /// Kills a process, its group and its session: the jobs of a shell are in groups of their
-/// own.
-pub(crate) fn kill(table: &Table, process: &Process) {
-    if !table.signal(process, Signal::SIGKILL) {
+/// own. Looks again until nobody is left, because a process may fork while it is killed.
+pub(crate) async fn kill(table: Arc<Table>, process: Arc<Process>) {
+    if !table.signal(&process, Signal::SIGKILL) {
         return;
     }
-    let everyone = match Stat::all() {
-        Ok(everyone) => everyone,
-        Err(error) => {
-            tracing::warn!(%error, "the processes of a session cannot be found");
+    for _ in 0..KILL_ROUNDS {
+        let session = process.pid;
+        let left = match tokio::task::spawn_blocking(move || kill_session(session)).await {
+            Ok(Ok(left)) => left,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the processes of a session cannot be found");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "killing a session did not finish");
+                return;
+            }
+        };
+        if left == 0 {
             return;
         }
-    };
-    for member in everyone.iter().filter(|stat| stat.session == process.pid) {
+        tokio::time::sleep(KILL_PAUSE).await;
+    }
+    tracing::warn!(pid = process.pid, "processes of a killed command live on");
+}
+
+/// Kills everybody in a session and tells how many there were. Those that only wait to be
+/// reaped have no memory.
+fn kill_session(session: u32) -> io::Result<usize> {
+    let everyone = Stat::all()?;
+    let members = everyone
+        .iter()
+        .filter(|stat| stat.session == session && stat.pages > 0);
+    let mut count = 0;
+    for member in members {
+        count += 1;
         if let Ok(pid) = i32::try_from(member.pid)
             && let Err(error) = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGKILL)
         {
             tracing::debug!(pid, %error, "a process of a session was not killed");
         }
     }
+    Ok(count)
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -219,7 +219,9 @@ impl wire::Process for Service {
         let request = request.to_owned_message();
         let process = self.running(request.process.as_option())?;
         match request.signal {
-            EnumValue::Known(wire::Signal::SIGNAL_SIGKILL) => pump::kill(&self.table, &process),
+            EnumValue::Known(wire::Signal::SIGNAL_SIGKILL) => {
+                pump::kill(Arc::clone(&self.table), process).await;
+            }
             EnumValue::Known(wire::Signal::SIGNAL_SIGTERM) => {
                 self.table.signal(&process, Signal::SIGTERM);
             }
