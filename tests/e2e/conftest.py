@@ -7,6 +7,7 @@ modules (and with them the SDK, which starts threads) imported.
 
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -38,6 +39,8 @@ def pytest_sessionstart(session):
         pytest.exit(f"{BINARY} is not built", 4)
     for key in [k for k in os.environ if k.startswith("E2B_")]:
         del os.environ[key]
+    clear(state_root())
+    Namespaces.clear()
     state_root().mkdir(parents=True, exist_ok=True)
     main = Server("main", 3000, "10.39.0.0/16")
     Run.servers.append(main)
@@ -50,6 +53,13 @@ def pytest_sessionstart(session):
     except BaseException:
         Run.namespaces.close()
         raise
+
+
+def clear(root):
+    """Ends and removes what an earlier run left in the same place."""
+    for instance in root.glob("*/instance"):
+        subprocess.run([str(BINARY), "down", "--state-dir", str(instance.parent)], check=True, timeout=110)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -208,10 +208,9 @@ def test_stdin_async_stream_input(server, sbx):
     async def main():
         box = await AsyncSandbox.connect(sbx.sandbox_id)
         handle = await box.commands.run("wc -c", background=True, stdin=True)
-        stream = await box.commands.stream_input(handle.pid)
-        for _ in range(10):
-            await stream.write(b"z" * 1000)
-        await stream.close()
+        async with box.commands.stream_input(handle.pid) as stream:
+            for _ in range(10):
+                await stream.send(b"z" * 1000)
         await handle.close_stdin()
         assert (await handle.wait()).stdout.strip() == "10000"
 
@@ -502,6 +501,7 @@ def test_oversized_unary_body_is_refused(server, sbx):
             assert answer.status_code in (400, 413, 429), answer.status_code
         except httpx.HTTPError:
             pass  # cut off while sending is as good
+    with server.edge(sbx) as edge:
         assert edge.get("/health").status_code == 204
 
 

@@ -182,7 +182,7 @@ def test_browsers_get_a_page(server, web, what):
     with server.edge(target, port) as edge:
         answer = edge.get("/", headers={"User-Agent": BROWSER, "Accept": "text/html,*/*"})
     assert answer.status_code == 502
-    assert answer.headers["Content-Type"].startswith("text/html") and "<html" in answer.text.lower()
+    assert answer.headers["Content-Type"].startswith("text/html") and "<!doctype html" in answer.text.lower()
     sandbox_id = getattr(target, "sandbox_id", target)
     assert sandbox_id in answer.text
 
@@ -250,7 +250,7 @@ def connections(server):
 def test_a_server_that_breaks_its_promise(server, web):
     """Fewer bytes than announced: the client must see a broken answer, not a short one."""
     with server.edge(web, 8000) as edge:
-        with pytest.raises(httpx.RemoteProtocolError):
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             edge.get("/half")
         assert edge.get("/").text == "hello\n"
 

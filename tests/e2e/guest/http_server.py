@@ -89,6 +89,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
+    http.server.ThreadingHTTPServer.request_queue_size = 1024
     server = http.server.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Handler)
     server.daemon_threads = True
     print("listening", flush=True)

@@ -2,10 +2,11 @@
 
 `probe.py tcp ADDR PORT [PATH]`: an HTTP request. `udp ADDR PORT TEXT`: a datagram that wants
 an echo. `icmp ADDR TEXT`: a ping. `dns NAME`: the resolver. `dnsat ADDR NAME tcp|udp`: a
-resolver of one's own. `spoof FROM TO PORT TEXT`: a datagram with a forged source. `bind FROM
+resolver of one's own. `many JSON`: a list of these at once, each a list of words. `spoof FROM TO PORT TEXT`: a datagram with a forged source. `bind FROM
 TO PORT TEXT`: the same through an address given to the interface.
 """
 
+import concurrent.futures
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import struct
 import subprocess
 import sys
 
-WAIT = 3.0
+WAIT = 1.0
 
 
 def family(addr):
@@ -32,7 +33,7 @@ def tcp(addr, port, path="/"):
 def udp(addr, port, text):
     with socket.socket(family(addr), socket.SOCK_DGRAM) as s:
         s.settimeout(WAIT)
-        for _ in range(3):
+        for _ in range(2):
             s.sendto(text.encode(), (addr, int(port)))
             try:
                 return s.recv(65536).decode()
@@ -58,7 +59,7 @@ def icmp(addr, text):
         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
     with s:
         s.settimeout(WAIT)
-        for _ in range(3):
+        for _ in range(2):
             s.sendto(packet, (addr, 0))
             try:
                 while True:
@@ -115,9 +116,17 @@ def bind(source, target, port, text):
     return "sent"
 
 
+def attempt(kind, *args):
+    try:
+        return {"ok": True, "got": globals()[kind](*args)}
+    except (OSError, subprocess.CalledProcessError) as e:
+        return {"ok": False, "got": f"{type(e).__name__}: {e} uid {os.getuid()}"}
+
+
 if __name__ == "__main__":
     socket.setdefaulttimeout(WAIT)
-    try:
-        print(json.dumps({"ok": True, "got": globals()[sys.argv[1]](*sys.argv[2:])}))
-    except (OSError, subprocess.CalledProcessError) as e:
-        print(json.dumps({"ok": False, "got": f"{type(e).__name__}: {e} {os.getuid()}"}))
+    if sys.argv[1] == "many":
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            print(json.dumps(list(pool.map(lambda words: attempt(*words), json.loads(sys.argv[2])))))
+    else:
+        print(json.dumps(attempt(*sys.argv[1:])))

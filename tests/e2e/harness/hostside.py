@@ -9,6 +9,7 @@ import socket
 import sys
 
 sys.path.insert(0, __file__.rsplit("/", 1)[0])
+import netns  # noqa: E402
 import world  # noqa: E402
 
 HTTP, UDP, CONTROL = 18080, 18081, 18090
@@ -52,4 +53,5 @@ async def main():
 
 
 if __name__ == "__main__":
+    netns.setns(sys.argv[1])
     asyncio.run(main())

@@ -173,7 +173,7 @@ def sniff(sock):
 
 async def main():
     loop = asyncio.get_running_loop()
-    for addr in [netns.PUBLIC, netns.METADATA, netns.LINK_LOCAL, *netns.LAN, netns.PUBLIC6, netns.WORLD_ADDR]:
+    for addr in [netns.PUBLIC, netns.METADATA, netns.LINK_LOCAL, *netns.LAN, netns.PUBLIC6, netns.WORLD_ADDR, netns.WORLD_ADDR6]:
         for port in (HTTP, HTTP_ALT):
             await asyncio.start_server(http, addr, port)
         await asyncio.start_server(echo, addr, ECHO_TCP)
@@ -191,4 +191,5 @@ async def main():
 
 
 if __name__ == "__main__":
+    netns.setns(sys.argv[1])
     asyncio.run(main())
