@@ -100,7 +100,8 @@ fn refuse_later_options(fields: &Fields) -> Result<(), Fault> {
     }
     for name in ["network", "mcp", "iam"] {
         if let Some(object) = fields.object(name)?
-            && !object.values().all(is_empty)
+            // A server of `mcp` without options is asked for by its name alone.
+            && (name == "mcp" && !object.is_empty() || !object.values().all(is_empty))
         {
             return Err(later(name));
         }

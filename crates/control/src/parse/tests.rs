@@ -49,6 +49,7 @@ fn later_options_are_refused_by_name() {
         (r#""network":{"allowOut":["1.1.1.1"]}"#, "network"),
         (r#""network":{"allowPublicTraffic":false}"#, "network"),
         (r#""mcp":{"exa":{"apiKey":"x"}}"#, "mcp"),
+        (r#""mcp":{"duckduckgo":{}}"#, "mcp"),
         (
             r#""iam":{"tokens":{"a":{"audience":"b","tokenType":"JWT-SVID"}}}"#,
             "iam",
