@@ -74,9 +74,15 @@ impl Stat {
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
         let stat = |pid| {
             let line = fs::read(format!("/proc/{pid}/stat")).ok()?;
-            Self::parse(&String::from_utf8_lossy(&line))
+            Self::of(pid, &String::from_utf8_lossy(&line))
         };
         Ok(pids.filter_map(stat).collect())
+    }
+
+    /// The process `pid`, whose line this should be. gVisor writes 0 for one that is just
+    /// being reaped, and a signal to "0" would go to the agent's own group.
+    fn of(pid: u32, line: &str) -> Option<Self> {
+        Self::parse(line).filter(|stat| stat.pid == pid && pid != 0)
     }
 
     /// `pid (name) state ppid pgrp session ...` (proc(5)); the name may hold anything.
@@ -128,6 +134,14 @@ mod tests {
         for rubbish in ["", "7 (a", "7 (a) S 1 2", "x (a) S 1 7 5"] {
             assert_eq!(Stat::parse(rubbish), None, "{rubbish}");
         }
+    }
+
+    #[test]
+    fn one_being_reaped_is_not_everybody() {
+        let line = "0 (a) Z 1 7 5 0 -1 4 0 0 0 0 1 2 3 4 20 0 1 0 9 8 77 6";
+        assert_eq!(Stat::of(7, line), None);
+        assert_eq!(Stat::of(0, line), None);
+        assert!(Stat::of(7, &line.replacen('0', "7", 1)).is_some());
     }
 
     #[test]

@@ -287,14 +287,7 @@ impl Lines {
         if let Talk::Terminal(size) = talk {
             let (master, slave) = sys::open_terminal()?;
             sys::resize_terminal(master.as_fd(), size.cols, size.rows)?;
-            // Programs open it again by name (tmux, sudo). Not every kernel has an owner here.
-            if let Err(error) = rustix::fs::fchown(
-                &slave,
-                Some(rustix::fs::Uid::from_raw(user.uid)),
-                Some(rustix::fs::Gid::from_raw(user.gid)),
-            ) {
-                tracing::debug!(%error, "a terminal keeps its owner");
-            }
+            hand_over(&slave, user);
             return Ok(Self {
                 theirs: Theirs {
                     stdin: slave,
@@ -312,6 +305,14 @@ impl Lines {
         };
         let (our_stdout, stdout) = pipe()?;
         let (our_stderr, stderr) = pipe()?;
+        for theirs in our_stdin
+            .is_some()
+            .then_some(&stdin)
+            .into_iter()
+            .chain([&stdout, &stderr])
+        {
+            hand_over(theirs, user);
+        }
         Ok(Self {
             theirs: Theirs {
                 stdin,
@@ -323,6 +324,16 @@ impl Lines {
                 stderr: our_stderr,
             },
         })
+    }
+}
+
+/// Programs open their own files again by name (`/dev/stderr`, a terminal's path), which
+/// only the owner may. Not every kernel has an owner here.
+fn hand_over(fd: &OwnedFd, user: &User) {
+    let uid = rustix::fs::Uid::from_raw(user.uid);
+    let gid = rustix::fs::Gid::from_raw(user.gid);
+    if let Err(error) = rustix::fs::fchown(fd, Some(uid), Some(gid)) {
+        tracing::debug!(%error, "a file of a process keeps its owner");
     }
 }
 

@@ -198,3 +198,16 @@ fn nothing_of_the_agent_leaks_into_a_process() {
     let stat: Vec<&str> = text.lines().last().unwrap().split(' ').collect();
     assert_eq!((stat[0], stat[0]), (stat[4], stat[5]));
 }
+
+#[test]
+fn own_files_open_again_by_name() {
+    let agent = Agent::start();
+    let nobody = format!("Basic {}", coded(b"nobody:"));
+    let script = "echo out > /dev/stdout; echo err > /dev/stderr; cat < /dev/stdin";
+    let more = serde_json::json!({ "stdin": false });
+    let whole = agent
+        .sh_with(script, more, &[("Authorization", &nobody)])
+        .rest();
+    assert_eq!(whole.stdout, b"out\n");
+    assert_eq!(whole.stderr, b"err\n");
+}
