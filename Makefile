@@ -28,8 +28,8 @@ help:
 	@echo 'make soak         load on a scratch server for SOAK_MINUTES=$(SOAK_MINUTES), then look for what is left'
 	@echo 'make clean        remove what was built here; servers and their state stay (`hearth down` ends them)'
 
+# `serve` prepares the template first where it is missing.
 up: check-host build
-	@$(cd) ./target/release/hearth prepare
 	@$(cd) exec ./target/release/hearth serve $(SERVE_ARGS)
 
 check-host:
