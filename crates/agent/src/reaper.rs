@@ -84,6 +84,13 @@ impl Reaper {
         true
     }
 
+    /// Kills what is left of a group whose leader was started here and has been reaped.
+    /// False when nobody is, or the number has come to mean a newer process.
+    pub(crate) fn kill_left(&self, pid: i32) -> bool {
+        let children = self.children();
+        !children.waited.contains_key(&pid) && killpg(Pid::from_raw(pid), Signal::SIGKILL).is_ok()
+    }
+
     fn run(&self) {
         loop {
             let births = self.children().births;

@@ -30,9 +30,9 @@ use crate::sys::Exit;
 /// (`/proc/sys/fs/pipe-max-size`). A child that goes on writing must not delay the end.
 const MAX_LAST: usize = 1024 * 1024 + PIECE;
 
-/// Looks at what is left of a killed session, and the pause between them.
-const KILL_ROUNDS: u32 = 100;
-const KILL_PAUSE: Duration = Duration::from_millis(10);
+/// Tries at killing all of a group or a session, and the shortest pause between them.
+const KILL_ROUNDS: u32 = 128;
+const KILL_PAUSE: Duration = Duration::from_millis(1);
 
 /// When a process is killed, and what its client is told.
 #[derive(Debug, Clone, Copy)]
@@ -114,10 +114,13 @@ pub(crate) async fn run(
 }
 
 /// Kills a process, its group and its session: the jobs of a shell are in groups of their
-/// own. Looks again until nobody is left, because a process may fork while it is killed.
+/// own. Does so again until nobody is left, because processes fork while they are killed.
 pub(crate) async fn kill(table: Arc<Table>, process: Arc<Process>) {
-    if !table.signal(&process, Signal::SIGKILL) {
-        return;
+    for round in 0..KILL_ROUNDS {
+        if !table.kill(&process) {
+            break;
+        }
+        tokio::time::sleep(KILL_PAUSE * (1 + round / 16)).await;
     }
     for _ in 0..KILL_ROUNDS {
         let session = process.pid;

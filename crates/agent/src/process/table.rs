@@ -218,6 +218,12 @@ impl Table {
         i32::try_from(process.pid).is_ok_and(|pid| self.reaper.signal(pid, signal))
     }
 
+    /// Kills a process and its group, or what is left of the group. False when nobody is.
+    pub(crate) fn kill(&self, process: &Process) -> bool {
+        i32::try_from(process.pid)
+            .is_ok_and(|pid| self.reaper.signal(pid, Signal::SIGKILL) || self.reaper.kill_left(pid))
+    }
+
     fn sweep(&self, inner: &mut Inner) {
         let old = |process: &Arc<Process>| process.age().is_some_and(|age| age > KEPT);
         while inner.ended.len() > MAX_KEPT || inner.ended.front().is_some_and(old) {

@@ -83,6 +83,29 @@ fn kill_takes_the_jobs_along() {
 }
 
 #[test]
+fn timeout_takes_a_crowd_along() {
+    let agent = Agent::start();
+    // A name for `sleep` that nobody else uses.
+    let nap = format!("98765.{}", agent.port);
+    let script = format!(
+        "i=0; while [ $i -lt 200 ]; do (sh -c 'sleep {nap} & wait' &); i=$((i+1)); done; echo up; while :; do sleep {nap} & sleep 0.01; done"
+    );
+    let count = || {
+        let processes = std::fs::read_dir("/proc").unwrap();
+        let lines = processes.filter_map(|p| std::fs::read(p.ok()?.path().join("cmdline")).ok());
+        lines
+            .filter(|line| line.windows(nap.len()).any(|part| part == nap.as_bytes()))
+            .count()
+    };
+    let headers = [("Connect-Timeout-Ms", "4000")];
+    let mut events = agent.sh_with(&script, json!({ "stdin": false }), &headers);
+    events.until("up");
+    assert!(count() >= 200);
+    assert_eq!(events.rest().error["code"], "deadline_exceeded");
+    wait_for("all of them are gone", || count() == 0);
+}
+
+#[test]
 fn timeout_kills_and_says_so() {
     let agent = Agent::start();
     let begun = Instant::now();
