@@ -19,7 +19,7 @@ const HOST_CERTIFICATES: &str = "/usr/local/share/ca-certificates/hearth-host.cr
 /// Largest bundle read, in bytes; Debian's has a quarter of a mebibyte.
 const MAX_BUNDLE: u64 = 16 * 1024 * 1024;
 /// The control group that bounds processes, in the sandbox's own kernel.
-const PIDS_GROUP: &str = "/sys/fs/cgroup/pids/hearth";
+pub(crate) const PIDS_GROUP: &str = "/sys/fs/cgroup/pids/hearth";
 
 /// A fix-up failed: the sandbox must not be served.
 #[derive(Debug, thiserror::Error)]

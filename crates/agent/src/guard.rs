@@ -73,7 +73,7 @@ async fn relieve(table: &Table, used: u64, limit: u64) {
     let Ok(pid) = i32::try_from(largest.pid) else {
         return;
     };
-    // A command is told the reason, also when it was a child of it that took the memory.
+    // A command is told the reason. When it was a child of a command, its shell says so.
     for process in table.live() {
         if process.pid == largest.pid {
             process.blame(Cause::Memory);
@@ -117,6 +117,8 @@ mod tests {
             pid,
             session: pid,
             ticks: 0,
+            threads: 1,
+            started: 0,
             pages,
         };
         let stats = [stat(1, 900), stat(5, 10), stat(6, 20), stat(7, 800)];

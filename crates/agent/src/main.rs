@@ -17,6 +17,7 @@ mod agent;
 mod answer;
 mod auth;
 mod control;
+mod crowd;
 mod files;
 mod filesystem;
 mod fixups;
@@ -122,6 +123,7 @@ async fn serve(
     if let Some(fixups) = &agent.boot.fixups {
         let table = Arc::clone(&agent.processes);
         tokio::spawn(guard::run(table, fixups.memory_bytes));
+        tokio::spawn(crowd::run(fixups.pids_max));
         let callers = sudo::broker::listen().map_err(StartError::Sudo)?;
         tokio::spawn(sudo::broker::serve(callers, Arc::clone(&agent)));
     }

@@ -60,7 +60,10 @@ pub(crate) struct Stat {
     pub(crate) session: u32,
     /// Processor time of it and of the children it waited for, in clock ticks.
     pub(crate) ticks: u64,
-    /// Resident memory in pages.
+    pub(crate) threads: u64,
+    /// When it was started, in clock ticks since the kernel was.
+    pub(crate) started: u64,
+    /// Resident memory in pages; none once it has ended.
     pub(crate) pages: u64,
 }
 
@@ -97,6 +100,8 @@ impl Stat {
             pid: pid.parse().ok()?,
             session: u32::try_from(field(6)?).ok()?,
             ticks: ticks.sum(),
+            threads: field(20)?,
+            started: field(22)?,
             pages: field(24)?,
         })
     }
@@ -128,6 +133,8 @@ mod tests {
             pid: 7,
             session: 5,
             ticks: 10,
+            threads: 1,
+            started: 9,
             pages: 77,
         };
         assert_eq!(Stat::parse(line), Some(expected));
