@@ -218,7 +218,8 @@ def complete(answer):
 
 
 def hostile(box, port, answer):
-    return serve(box, "raw_server.py", port, answer.hex())
+    box.files.write("/tmp/answer", answer)
+    return serve(box, "raw_server.py", port, "/tmp/answer")
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -247,14 +248,11 @@ def test_a_second_answer_is_not_given_to_anybody(server, new_sandbox, web):
     ],
     ids=lambda a: repr(a[:24]),
 )  # fmt: skip
-def test_a_server_that_does_not_speak_http(server, new_sandbox, web, answer):
+def test_a_server_that_does_not_speak_http(server, victim, web, answer):
     """The client gets an error or a cut connection; the edge lives."""
-    box = getattr(test_a_server_that_does_not_speak_http, "box", None)
-    if box is None or not box.is_running():
-        box = test_a_server_that_does_not_speak_http.box = Sandbox.create(timeout=600)
-    handle = hostile(box, 8000, answer)
+    handle = hostile(victim, 8200, answer)
     try:
-        with server.edge(box, 8000, timeout=3) as edge:
+        with server.edge(victim, 8200, timeout=3) as edge:
             got = edge.get("/")
             assert got.status_code >= 500, (got.status_code, got.text[:200])
     except httpx.HTTPError:

@@ -13,7 +13,7 @@ import pytest
 from e2b import Sandbox
 
 from harness import hostside, netns, world
-from harness.guest import allowed_here, install, probe, probe_many, serve
+from harness.guest import all_allowed_here, allowed_here, install, probe, probe_many, serve
 from harness.wait import wait_for
 
 ADMIN = f"http://{world.ADMIN[0]}:{world.ADMIN[1]}"
@@ -141,8 +141,7 @@ def test_closed_internet_refuses(closed, user):
         ["dnsat", netns.DNS, "public.test", "tcp"],
         ["dnsat", netns.PUBLIC, "public.test", "udp"],
     ]
-    for one in requests:
-        allowed_here(*one)
+    all_allowed_here(requests)
     before = [len(packets(dst=addr)) for addr in (netns.PUBLIC, netns.DNS)]
     none_reached(closed, requests, user)
     assert [len(packets(dst=addr)) for addr in (netns.PUBLIC, netns.DNS)] == before, "something of it reached the world"
@@ -187,8 +186,7 @@ def test_link_local_metadata_and_private_addresses(sbx, addr, user):
     ]
     if addr == netns.METADATA:
         requests += [["dnsat", addr, "public.test", how] for how in ("udp", "tcp")]
-    for one in requests:
-        allowed_here(*one)
+    all_allowed_here(requests)
     before = len(packets(dst=addr))
     none_reached(sbx, requests, user)
     assert len(packets(dst=addr)) == before, "something of it reached the world"
@@ -233,9 +231,7 @@ def test_the_host(sbx, where, user):
         ["tcp", addr, 3000, "/health"],
     ]
     there = addr if where != "broadcast" else netns.HOST_ADDR
-    for one in requests[:4]:
-        allowed_here(one[0], there, *one[2:])
-    allowed_here("tcp", "127.0.0.1", 3000, "/health")
+    all_allowed_here([[kind, there, *more] for kind, _, *more in requests[:4]] + [["tcp", "127.0.0.1", 3000, "/health"]])
     none_reached(sbx, requests, user)
 
 
@@ -277,9 +273,9 @@ def test_another_sandbox(server, sbx, neighbour, user):
         ["udp", addr, 8000, "x"],
         ["icmp", addr, "x" * 20],
     ]
-    for one in (requests[0], requests[1], requests[4]):  # the host may, and so may the sandbox itself
-        allowed_here(*one)
-        assert probe(neighbour, *one, user="root")["ok"], one
+    there = [requests[0], requests[1], requests[4]]  # the host may, and so may the sandbox itself
+    all_allowed_here(there)
+    assert all(a["ok"] for a in probe_many(neighbour, there, user="root"))
     none_reached(sbx, requests, user)
 
 

@@ -1,4 +1,4 @@
-"""A hostile server for a sandbox: `raw_server.py PORT HEX` answers every request with these bytes.
+"""A hostile server for a sandbox: `raw_server.py PORT FILE` answers every request with the bytes of FILE.
 
 It keeps the connection open afterwards, so that what a proxy does with the rest is seen.
 """
@@ -6,7 +6,7 @@ It keeps the connection open afterwards, so that what a proxy does with the rest
 import socketserver
 import sys
 
-ANSWER = bytes.fromhex(sys.argv[2])
+ANSWER = open(sys.argv[2], "rb").read()
 
 
 class Handler(socketserver.StreamRequestHandler):

@@ -50,6 +50,17 @@ def probe_here(*args):
     return json.loads(done.stdout)
 
 
+def all_allowed_here(requests):
+    """The same for several requests at once."""
+
+    def ask():
+        answers = probe_here("many", json.dumps(requests))
+        assert all(a["ok"] for a in answers), [r for r, a in zip(requests, answers) if not a["ok"]]
+        return answers
+
+    return wait_for(ask, 15, "they work from the host namespace")
+
+
 def allowed_here(*args):
     """Asserts that the request succeeds where nothing forbids it."""
     answer = wait_for(lambda: (a := probe_here(*args))["ok"] and a, 15, f"{args} works from the host namespace")
