@@ -248,17 +248,14 @@ impl Group {
         }
     }
 
-    /// Makes the group in every tree. A folder that is there already is taken over.
+    /// Makes the group in every tree. One that is there already is somebody's: refused.
     ///
     /// # Errors
     /// When a folder cannot be made.
     pub fn create(&self) -> Result<(), GroupError> {
         for tree in self.layout.trees() {
             let dir = tree.join(&self.path);
-            match fs::create_dir(&dir) {
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                other => other.map_err(fault("making", &dir))?,
-            }
+            fs::create_dir(&dir).map_err(fault("making", &dir))?;
         }
         Ok(())
     }
@@ -288,7 +285,7 @@ impl Group {
 
     fn write(&self, tree: &Path, file: &str, value: &str) -> Result<(), GroupError> {
         let path = tree.join(&self.path).join(file);
-        fs::write(&path, value).map_err(fault("writing", &path))
+        write_existing(&path, value).map_err(fault("writing", &path))
     }
 
     fn read(&self, tree: &Path, file: &str) -> Result<String, GroupError> {
@@ -344,11 +341,14 @@ impl Group {
             write_bps,
         } = io_limits;
         match &self.layout {
-            Layout::V2 { root } => self.write(
-                root,
-                "io.max",
-                &format!("{major}:{minor} rbps={read_bps} wbps={write_bps}"),
-            ),
+            Layout::V2 { root } => self
+                .write(
+                    root,
+                    "io.max",
+                    &format!("{major}:{minor} rbps={read_bps} wbps={write_bps}"),
+                )
+                // Not every v2 host hands the io controller down.
+                .or_else(missing_is_fine),
             Layout::V1 { trees, .. } => match &trees.blkio {
                 Some(tree) => {
                     self.write(
@@ -464,11 +464,10 @@ impl Group {
         loop {
             if let Some(dir) = self.birth_dir() {
                 let file = dir.join("cgroup.kill");
-                match fs::write(&file, "1") {
-                    Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                        return Err(fault("writing", &file)(e));
-                    }
-                    _ => {}
+                if let Err(error) = write_existing(&file, "1")
+                    && error.kind() != io::ErrorKind::NotFound
+                {
+                    tracing::debug!(file = %file.display(), %error, "killing one by one");
                 }
             }
             // What is in a v1 tree only, or on a kernel before 5.14 without `cgroup.kill`.
@@ -514,6 +513,17 @@ fn field(text: &str, name: &str) -> u64 {
     text.lines()
         .find_map(|l| l.strip_prefix(name)?.trim().parse().ok())
         .unwrap_or(0)
+}
+
+/// Writes a file that is there. `fs::write` would ask to make a missing one, which the
+/// kernel answers by "permission denied" instead of "not found".
+fn write_existing(path: &Path, value: &str) -> io::Result<()> {
+    use std::io::Write as _;
+    fs::OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(path)?
+        .write_all(value.as_bytes())
 }
 
 fn missing_is_fine(e: GroupError) -> Result<(), GroupError> {

@@ -14,8 +14,14 @@ pub const GROUP_CLOSED: u32 = 0x4845_0001;
 pub const GROUP_OPEN: u32 = 0x4845_0002;
 
 /// Never reachable from a sandbox: this-network, loopback, link-local (and with it the
-/// metadata address), multicast, reserved, broadcast. RFC 6890.
-const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 224.0.0.0/4, 240.0.0.0/4";
+/// metadata address), protocol assignments, multicast, reserved, broadcast (RFC 6890), and
+/// Azure's host service, which is metadata at a public address.
+const NEVER: &str = "0.0.0.0/8, 127.0.0.0/8, 169.254.0.0/16, 192.0.0.0/24, 168.63.129.16/32, 224.0.0.0/4, 240.0.0.0/4";
+/// Alibaba's metadata address; it lies in a private range, so it matters where those are open.
+const PRIVATE_NEVER: &str = "100.100.100.200/32";
+/// Connections of one sandbox at once. The host's table of connections is shared: without a
+/// share of its own, one sandbox fills it for everybody (Linux's default is 262,144).
+const MAX_CONNECTIONS: u32 = 4096;
 /// Private ranges (RFC 1918, RFC 6598): where an operator's own services are. Closed unless
 /// the operator opens them.
 const PRIVATE: &str = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10";
@@ -51,7 +57,7 @@ fn ruleset(r: &Rules) -> String {
     } = r;
     let never = match private_egress {
         PrivateEgress::Refused => format!("{NEVER}, {PRIVATE}"),
-        PrivateEgress::Allowed => format!("{NEVER}, {sandboxes}"),
+        PrivateEgress::Allowed => format!("{NEVER}, {PRIVATE_NEVER}, {sandboxes}"),
     };
     let (open, refuse) = (
         GROUP_OPEN,
@@ -61,8 +67,14 @@ fn ruleset(r: &Rules) -> String {
         r#"table inet {table}
 delete table inet {table}
 table inet {table} {{
+  set connections {{
+    type ipv4_addr
+    size 65536
+    flags dynamic
+  }}
   chain guest_to_host {{
     ct state established,related accept
+    ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
     ip daddr {resolver} udp dport 53 accept
     ip daddr {resolver} tcp dport 53 accept
     counter
@@ -74,6 +86,7 @@ table inet {table} {{
     ip saddr != {sandboxes} drop
     ip daddr {{ {never} }} counter jump refuse
     ct state established,related accept
+    ct state new add @connections {{ ip saddr ct count over {MAX_CONNECTIONS} }} drop
     iifgroup {open} counter accept
     counter jump refuse
   }}

@@ -125,9 +125,23 @@ fn v2_files_have_the_kernels_names_and_formats() {
         root: root.path().to_owned(),
     };
     let dir = root.path().join("p/one");
-    std::fs::create_dir_all(&dir).expect("a folder");
+    std::fs::create_dir(root.path().join("p")).expect("a folder");
     let group = Group::at(&layout, "p", "one");
-    group.create().expect("there already");
+    group.create().expect("a group");
+    assert!(
+        group.create().is_err(),
+        "a group that is there is somebody's"
+    );
+    // The kernel makes a group's files; ours are only written.
+    for name in [
+        "cpu.max",
+        "memory.max",
+        "memory.oom.group",
+        "pids.max",
+        "io.max",
+    ] {
+        std::fs::write(dir.join(name), "").expect("a file");
+    }
     group.limit(&LIMITS).expect("limits");
     group
         .limit_io(&IoLimits {

@@ -1,6 +1,7 @@
 //! The node's calls to the agent's control port. The agent is the guest's: answers are
 //! bounded in size and time and parsed, never trusted.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hearth_model::limits;
@@ -9,10 +10,13 @@ use hearth_wire::boot::CONTROL_HEADER;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::sync::Semaphore;
 
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Largest answer taken, in bytes.
-const MAX_ANSWER: usize = 4 << 20;
+const MAX_ANSWER: usize = 1 << 20;
+/// Answers read at once: they are in memory whole.
+static READING: Semaphore = Semaphore::const_new(8);
 
 /// One line of the agent's log.
 #[derive(Debug, Clone, Deserialize)]
@@ -21,7 +25,26 @@ pub struct LogLine {
     pub level: String,
     pub message: String,
     #[serde(default)]
-    pub fields: serde_json::Map<String, serde_json::Value>,
+    pub fields: BTreeMap<String, Field>,
+}
+
+/// A value of a log line. Nothing nested: a hostile answer must not grow in memory.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+pub enum Field {
+    Text(String),
+    Number(serde_json::Number),
+    Flag(bool),
+}
+
+impl std::fmt::Display for Field {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Text(text) => f.write_str(text),
+            Self::Number(number) => number.fmt(f),
+            Self::Flag(flag) => flag.fmt(f),
+        }
+    }
 }
 
 /// The agent's log could not be read.
@@ -42,10 +65,17 @@ pub(crate) async fn logs(
     limit: usize,
 ) -> Result<Vec<LogLine>, LogsError> {
     let path = format!("/logs?start_ms={start_ms}&limit={limit}");
+    let _turn = READING
+        .acquire()
+        .await
+        .map_err(|e| LogsError::Failed(e.to_string()))?;
     let body = tokio::time::timeout(DEADLINE, get(to, &path))
         .await
         .map_err(|_| LogsError::Silent)??;
-    serde_json::from_slice(&body).map_err(|e| LogsError::Failed(e.to_string()))
+    let mut lines: Vec<LogLine> =
+        serde_json::from_slice(&body).map_err(|e| LogsError::Failed(e.to_string()))?;
+    lines.truncate(limit);
+    Ok(lines)
 }
 
 async fn get(to: &Endpoint, path: &str) -> Result<bytes::Bytes, LogsError> {

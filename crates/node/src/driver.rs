@@ -135,8 +135,10 @@ async fn start(shared: &Arc<Shared>, entry: &Arc<Entry>) -> Result<(Held, Proces
         disk: shared.instance.disk(id),
         dir: shared.instance.sandbox(id),
     };
+    // Not cut off: its blocking part would go on alone and make a disk for nobody.
+    let prepared = prepare(shared, entry, &held).await;
     let work = async {
-        prepare(shared, entry, &held).await?;
+        prepared?;
         let plan = plan(shared, entry, &held)?;
         let instance = shell
             .start(plan)

@@ -16,7 +16,7 @@ mod slot;
 mod sweep;
 mod usage;
 
-pub use agent_client::{LogLine, LogsError};
+pub use agent_client::{Field, LogLine, LogsError};
 pub use config::{NodeConfig, OpenError};
 pub use instance::Instance;
 pub use registry::{Node, Reached};

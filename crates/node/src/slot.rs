@@ -132,7 +132,7 @@ impl Slots {
         })
     }
 
-    /// Takes a given number: that of an adopted sandbox.
+    /// Takes a given number: that of an adopted sandbox, or of what the sweep found.
     pub(crate) fn adopt(&self, n: u32) -> Option<Slot> {
         let mut numbers = self
             .numbers
@@ -161,15 +161,6 @@ impl Slots {
             ),
             number,
         }
-    }
-
-    /// Whether a number belongs to somebody: a sandbox, or a slot that is ready or being made.
-    pub(crate) fn is_taken(&self, n: u32) -> bool {
-        self.numbers
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-            .taken
-            .contains(&n)
     }
 
     /// A ready slot, or one made now.
@@ -230,6 +221,7 @@ impl Slots {
         let group = slot.group.clone();
         let killed = blocking(move || Ok(group.kill_and_remove())).await;
         if let Ok(Err(error)) = killed {
+            // `make` refuses a group that is still there, so the number does no harm.
             tracing::warn!(slot = slot.number.get(), %error, "a control group stays for the sweep");
         }
         if let Err(error) = self.links.delete(&slot.link).await {

@@ -2,16 +2,16 @@
 //! that did not finish. It looks at the host, not at memory of what went wrong, and looks
 //! again every [`PERIOD`], so nothing is orphaned for longer than a minute.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_host::cgroup::Group;
 use hearth_host::mount;
 use hearth_model::id::SandboxId;
 
 use crate::driver::{remove_dir, remove_tree};
-use crate::instance::Instance;
 use crate::registry::Shared;
 use crate::slot::blocking;
 
@@ -33,55 +33,40 @@ pub(crate) async fn once(shared: &Arc<Shared>) {
     }
 }
 
-/// Groups first (their processes hold the rest), then links and namespaces.
+/// What carries a slot's number and belongs to nobody. The number is claimed before anything
+/// is touched, so that no slot is being made of it meanwhile.
 async fn slots(shared: &Arc<Shared>) {
-    for name in shared.layout.children(&shared.instance.group_parent()) {
-        let Some(n) = name.strip_prefix('s').and_then(|n| n.parse::<u32>().ok()) else {
+    for n in found(shared).await {
+        let Some(slot) = shared.slots.adopt(n) else {
             continue;
         };
-        if shared.slots.is_taken(n) {
-            continue;
-        }
-        tracing::info!(slot = n, "ending processes that belong to nobody");
-        let group = Group::at(
-            &shared.layout,
-            &shared.instance.group_parent(),
-            &Instance::group_name(n),
-        );
-        if let Ok(Err(error)) = blocking(move || Ok(group.kill_and_remove())).await {
-            tracing::warn!(slot = n, %error, "a control group that belongs to nobody stays");
-        }
+        tracing::info!(slot = n, "removing a slot that belongs to nobody");
+        shared.slots.release(slot).await;
     }
-    match shared.links.names(&shared.instance.link_prefix()).await {
-        Ok(names) => {
-            for name in names {
-                let number = name[shared.instance.link_prefix().len()..]
-                    .parse::<u32>()
-                    .ok();
-                if number.is_none_or(|n| !shared.slots.is_taken(n))
-                    && let Err(error) = shared.links.delete(&name).await
-                {
-                    tracing::warn!(link = name, %error, "a link that belongs to nobody stays");
-                }
-            }
-        }
-        Err(error) => tracing::warn!(%error, "links cannot be listed"),
-    }
-    for file in std::fs::read_dir(shared.instance.netns_dir())
+}
+
+/// Numbers of all groups, links and namespaces of this instance.
+async fn found(shared: &Shared) -> BTreeSet<u32> {
+    let prefix = shared.instance.link_prefix();
+    let links = shared.links.names(&prefix).await.unwrap_or_else(|error| {
+        tracing::warn!(%error, "links cannot be listed");
+        Vec::new()
+    });
+    let groups = shared.layout.children(&shared.instance.group_parent());
+    let pins = std::fs::read_dir(shared.instance.netns_dir())
         .into_iter()
         .flatten()
-        .flatten()
-    {
-        let number = file
-            .file_name()
-            .to_str()
-            .and_then(|n| n.parse::<u32>().ok());
-        if number.is_none_or(|n| !shared.slots.is_taken(n))
-            && let Err(error) = hearth_host::netns::remove(&file.path())
-        {
-            tracing::warn!(namespace = %file.path().display(), %error, "a namespace that belongs to nobody stays");
-        }
-    }
+        .flatten();
+    groups
+        .iter()
+        .filter_map(|name| name.strip_prefix('s')?.parse().ok())
+        .chain(
+            links
+                .iter()
+                .filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()),
+        )
+        .chain(pins.filter_map(|pin| pin.file_name().to_str()?.parse().ok()))
+        .collect()
 }
 
 fn is_alive(shared: &Shared, name: &std::ffi::OsStr) -> bool {
@@ -90,30 +75,32 @@ fn is_alive(shared: &Shared, name: &std::ffi::OsStr) -> bool {
         .is_some_and(|id| shared.entry(&id).is_some())
 }
 
+/// Disks, images and folders of sandboxes that are not. One that cannot be removed does not
+/// keep the others.
 fn sandboxes(shared: &Shared) -> io::Result<()> {
-    for entry in std::fs::read_dir(shared.instance.disks())? {
-        let entry = entry?;
+    for entry in std::fs::read_dir(shared.instance.disks())?.flatten() {
         if !is_alive(shared, &entry.file_name()) {
-            mount::unmount(&entry.path())?;
-            remove_dir(&entry.path())?;
+            let at = entry.path();
+            note(&at, mount::unmount(&at).and_then(|()| remove_dir(&at)));
         }
     }
-    for id in shared
-        .store
-        .list_sandbox_images()
-        .map_err(io::Error::other)?
-    {
+    for id in shared.store.list_sandbox_images()? {
         if shared.entry(&id).is_none() {
-            shared.store.remove(&id).map_err(io::Error::other)?;
+            note(Path::new(id.as_str()), shared.store.remove(&id));
         }
     }
-    for entry in std::fs::read_dir(shared.instance.sandboxes())? {
-        let entry = entry?;
+    for entry in std::fs::read_dir(shared.instance.sandboxes())?.flatten() {
         if !is_alive(shared, &entry.file_name()) {
-            remove_tree(&entry.path())?;
+            note(&entry.path(), remove_tree(&entry.path()));
         }
     }
     Ok(())
+}
+
+fn note(what: &Path, done: io::Result<()>) {
+    if let Err(error) = done {
+        tracing::warn!(what = %what.display(), %error, "what belongs to nobody stays; the next sweep looks again");
+    }
 }
 
 /// Removes what the instance itself made on the host. Its sandboxes are gone already.

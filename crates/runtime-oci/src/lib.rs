@@ -167,7 +167,7 @@ impl GvisorShell {
             .write_all(&line)
             .map_err(fault("ordering the launcher"))?;
 
-        let Some(child) = self.child.take() else {
+        let Some(child) = self.child.as_ref() else {
             return Err(fault("starting")(io::ErrorKind::NotFound.into()));
         };
         let waited = tokio::time::timeout(START_DEADLINE, async {
@@ -201,7 +201,6 @@ impl GvisorShell {
         match waited {
             Ok(result) => result?,
             Err(_) => {
-                child.kill();
                 return Err(StartError::Silent {
                     seconds: START_DEADLINE.as_secs(),
                     log: tail(&self.log),
@@ -213,6 +212,12 @@ impl GvisorShell {
             .and_then(|t| t.trim().parse::<i32>().map_err(io::Error::other))
             .map_err(fault("reading the sentry's pid"))?;
         let process = Process::open(pid).map_err(fault("opening the sentry"))?;
+        if !self.group.pids().contains(&pid) {
+            // It ended already, and the number is somebody else's by now.
+            return Err(fault("finding the sentry in its group")(
+                io::ErrorKind::NotFound.into(),
+            ));
+        }
         Ok(Instance { process })
     }
 }
@@ -225,7 +230,8 @@ impl Shell for GvisorShell {
 
 impl Drop for GvisorShell {
     fn drop(&mut self) {
-        // An unused launcher ends by itself when its order pipe closes; it still has to be reaped.
+        // Unused, given up or done: it has to be ended and reaped in each case. (A reaped one
+        // is named by its descriptor, so no other process is met.)
         if let Some(child) = self.child.take() {
             child.kill();
             if let Ok(handle) = tokio::runtime::Handle::try_current() {

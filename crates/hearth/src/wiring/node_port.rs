@@ -86,10 +86,6 @@ impl Port for NodePort {
 }
 
 fn line(line: hearth_node::LogLine) -> LogLine {
-    let text = |v: serde_json::Value| match v {
-        serde_json::Value::String(s) => s,
-        other => other.to_string(),
-    };
     LogLine {
         timestamp_ms: line.timestamp_ms,
         level: line.level,
@@ -97,7 +93,7 @@ fn line(line: hearth_node::LogLine) -> LogLine {
         fields: line
             .fields
             .into_iter()
-            .map(|(k, v)| (k, text(v)))
+            .map(|(k, v)| (k, v.to_string()))
             .collect::<BTreeMap<_, _>>(),
     }
 }
