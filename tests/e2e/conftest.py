@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from harness import leftovers  # noqa: E402
+from harness import authority, leftovers  # noqa: E402
 from harness.netns import Namespaces  # noqa: E402
 from harness.server import BINARY, Server, state_root  # noqa: E402
 from harness.wait import wait_for  # noqa: E402
@@ -41,6 +41,7 @@ def pytest_sessionstart(session):
         del os.environ[key]
     clear(state_root())
     Namespaces.clear()
+    authority.clear()
     state_root().mkdir(parents=True, exist_ok=True)
     main = Server("main", 3000, "10.39.0.0/16")
     Run.servers.append(main)
@@ -49,10 +50,23 @@ def pytest_sessionstart(session):
     try:
         Run.namespaces.make()
         Run.namespaces.enter()
-        Run.namespaces.serve()
+        authority.make(certificates())
+        Run.namespaces.serve(certificates())
     except BaseException:
         Run.namespaces.close()
         raise
+
+
+def certificates():
+    """Folder of the run's own certificate authority."""
+    return state_root() / "certificates"
+
+
+@pytest.fixture
+def private_authority():
+    """A private certificate authority that the operator adds to the host. The world's HTTPS is signed by it."""
+    with authority.installed(certificates()):
+        yield
 
 
 def clear(root):

@@ -241,6 +241,7 @@ def test_detail_has_every_required_field(server, new_sandbox):
             datetime.datetime.fromisoformat(one[field])
     assert detail["envdAccessToken"] == box._envd_access_token
     assert "envdAccessToken" not in listed
+    assert detail["tier"] == "gvisor", "the isolation tier is in the object"
 
 
 def test_list_finds_by_metadata_state_template_and_time(new_sandbox):

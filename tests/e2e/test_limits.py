@@ -245,6 +245,33 @@ def used_in_a_second(used):
     return (used() - start) / (time.monotonic() - began)
 
 
+def test_disk_throughput_is_held(own_server):
+    """Writing through to the disk takes the time the operator's limit says."""
+    server = own_server(extra=["--disk-mib-per-second", "10"])
+    box = Sandbox.create(timeout=600, **server.opts())
+    found = groups(sentry(server, box))
+    if "blkio" in found:
+        values = [(found["blkio"] / f"blkio.throttle.{way}_bps_device").read_text() for way in ("read", "write")]
+    else:
+        values = [(found[""] / "io.max").read_text()] * 2
+    assert all(str(10 << 20) in value for value in values), values
+    began = time.monotonic()
+    box.commands.run("dd if=/dev/zero of=/home/user/x bs=1M count=50 oflag=direct conv=fsync status=none", timeout=60)
+    assert time.monotonic() - began > 3, "50 MiB at 10 MiB/s"
+
+
+def test_sizes_are_what_the_operator_says(own_server):
+    """--vcpu and --memory-mib reach the API, the host's limits and the inside."""
+    server = own_server(extra=["--vcpu", "1", "--memory-mib", "512"])
+    box = Sandbox.create(timeout=600, **server.opts())
+    info = box.get_info()
+    assert (info.cpu_count, info.memory_mb) == (1, 512)
+    assert box.commands.run("nproc").stdout == "1\n"
+    assert 450 < int(box.commands.run("free -m | awk '/^Mem/ {print $2}'").stdout) <= 550
+    found = groups(sentry(server, box))
+    assert int(knob(found, ("memory", "memory.limit_in_bytes"), "memory.max")) < 900 << 20
+
+
 def test_memory_files_count_too(new_sandbox, neighbour):
     """/dev/shm and a memory file system are memory: they must not be a way past the limit."""
     box = new_sandbox(timeout=600)

@@ -99,13 +99,13 @@ class Namespaces:
             raise RuntimeError(f"{len(threads)} threads exist before the namespace was entered")
         setns(f"/run/netns/{self.host}")
 
-    def serve(self):
+    def serve(self, certificates):
         """Starts the listeners of both sides."""
         here = os.path.dirname(os.path.abspath(__file__))
         for ns, script in ((self.world, "world.py"), (self.host, "hostside.py")):
             # Not by `ip netns exec`: that keeps a copy of all mounts, and with it test disks, alive.
             proc = subprocess.Popen(
-                [sys.executable, os.path.join(here, script), f"/run/netns/{ns}"],
+                [sys.executable, os.path.join(here, script), f"/run/netns/{ns}", str(certificates)],
                 stdout=subprocess.PIPE,
                 stdin=subprocess.DEVNULL,
                 text=True,

@@ -57,7 +57,8 @@ class Server:
     def prepare(self):
         """Builds or imports the template; seconds when the cache has it."""
         self.state.mkdir(parents=True, exist_ok=True)
-        self.cli("prepare", "--cache-dir", CACHE, timeout=1800)
+        sizes = [word for at, word in enumerate(self.extra) if {word, self.extra[at - 1]} & {"--vcpu", "--memory-mib", "--disk-mib"}]
+        self.cli("prepare", "--cache-dir", CACHE, *sizes, timeout=1800)
 
     def start(self, deadline=60):
         self.state.mkdir(parents=True, exist_ok=True)

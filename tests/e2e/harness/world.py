@@ -1,6 +1,6 @@
 """The outside, as one process in the `world` namespace: standard library only.
 
-HTTP at every address on port 80, TCP and UDP echo, DNS over UDP and TCP, and a sniffer
+HTTP at every address on port 80, HTTPS at the public one, TCP and UDP echo, DNS over UDP and TCP, and a sniffer
 that notes every connection attempt, datagram and ping that reaches this namespace. The
 notes are read through the admin port, so a test can assert that nothing arrived.
 """
@@ -9,6 +9,7 @@ import asyncio
 import collections
 import json
 import socket
+import ssl
 import struct
 import sys
 import urllib.parse
@@ -178,6 +179,9 @@ async def main():
             await asyncio.start_server(http, addr, port)
         await asyncio.start_server(echo, addr, ECHO_TCP)
         await loop.create_datagram_endpoint(EchoUdp, (addr, ECHO_UDP))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(f"{sys.argv[2]}/cert.pem", f"{sys.argv[2]}/key.pem")
+    await asyncio.start_server(http, netns.PUBLIC, 443, ssl=tls)
     await asyncio.start_server(http, *ADMIN)
     for addr in (netns.DNS, netns.METADATA, netns.PUBLIC):
         await loop.create_datagram_endpoint(DnsUdp, (addr, 53))
