@@ -23,9 +23,19 @@ pub const DEFAULT_VCPU: u32 = 2;
 pub const DEFAULT_MEMORY_MIB: u64 = 1024;
 /// Writable disk of a sandbox whose template names none, in MiB: 20 GB as E2B promises.
 pub const DEFAULT_DISK_MIB: u64 = 20 * 1024;
-/// Processes and threads inside one sandbox, held by the sandbox's own kernel. gVisor gives
-/// up when one address space has 4,095 threads at work; the limit stays below that.
-pub const DEFAULT_GUEST_PIDS: u32 = 4000;
+/// Most processes and threads inside one sandbox. gVisor gives up when one address space has
+/// 4,095 threads at work; the limit stays below that.
+const MAX_GUEST_PIDS: u64 = 4000;
+/// Fewest: 1,000 processes work in the smallest sandbox.
+const MIN_GUEST_PIDS: u64 = 1200;
+
+/// Processes and threads inside a sandbox of this memory, held inside. Each costs the host
+/// memory that the sandbox is not shown (about a third of a MiB under gVisor), so the number
+/// goes with the memory: 1,280 at 1 GiB.
+pub fn guest_pids(memory_mib: u64) -> u32 {
+    let pids = (memory_mib + memory_mib / 4).clamp(MIN_GUEST_PIDS, MAX_GUEST_PIDS);
+    u32::try_from(pids).unwrap_or(u32::MAX)
+}
 
 /// Port of the agent's public protocol (E2B's envd).
 pub const AGENT_PORT: u16 = 49983;
