@@ -124,12 +124,18 @@ struct Stand {
 impl Stand {
     async fn new(upstreams: Vec<SocketAddr>) -> Self {
         let policies = Policies::default();
-        let config = Config {
-            listen: "127.0.0.1:0".parse().unwrap(),
-            upstreams: Upstreams::fixed(upstreams),
-            try_limit: TRY,
+        // The kernel gives a port that is free for UDP; another test may have it for TCP.
+        let resolver = loop {
+            let config = Config {
+                listen: "127.0.0.1:0".parse().unwrap(),
+                upstreams: Upstreams::fixed(upstreams.clone()),
+                try_limit: TRY,
+            };
+            match Resolver::bind(config, policies.clone()).await {
+                Ok(resolver) => break resolver,
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse),
+            }
         };
-        let resolver = Resolver::bind(config, policies.clone()).await.unwrap();
         let address = resolver.local_addr().unwrap();
         tokio::spawn(resolver.run());
         Self {

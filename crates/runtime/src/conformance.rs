@@ -62,9 +62,10 @@ pub const CHECKS: &[Check] = &[
         Box::pin(limits_read_back(s))
     }),
     ("the CPU limit is hit", |s| Box::pin(cpu_is_hit(s))),
-    ("a fork bomb gets EAGAIN and the sandbox lives", |s| {
-        Box::pin(fork_bomb(s))
-    }),
+    (
+        "a fork bomb is refused or ended, and the sandbox lives",
+        |s| Box::pin(fork_bomb(s)),
+    ),
     ("a full disk is ENOSPC and passes", |s| {
         Box::pin(full_disk(s))
     }),
@@ -210,7 +211,9 @@ for pid in pids:
 os._exit(0)
 '"#;
     let out = sandbox.sh(script).await?;
-    ensure(out.stdout == "EAGAIN True\n", || format!("{out:?}"))?;
+    // Refused, or, where a tier's own kernel lets some through, ended by the agent.
+    let refused = out.stdout == "EAGAIN True\n";
+    ensure(refused || out.status == 137, || format!("{out:?}"))?;
     let after = sandbox.sh("echo alive").await?;
     ensure(after.stdout == "alive\n", || {
         format!("afterwards: {after:?}")
