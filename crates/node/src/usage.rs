@@ -16,16 +16,18 @@ const MIN_GAP: Duration = Duration::from_millis(500);
 pub(crate) struct Meter {
     group: Group,
     disk: PathBuf,
-    last: Option<(Instant, u64)>,
+    last: (Instant, u64),
     pct: f64,
 }
 
 impl Meter {
     pub(crate) fn new(group: Group, disk: PathBuf) -> Self {
+        // From now on: the first reading tells what was used until then.
+        let begun = group.counters().map_or(0, |c| c.cpu_ns);
         Self {
             group,
             disk,
-            last: None,
+            last: (Instant::now(), begun),
             pct: 0.0,
         }
     }
@@ -35,14 +37,11 @@ impl Meter {
         let counters = self.group.counters().ok()?;
         let space = disk::space(&self.disk).ok()?;
         let now = Instant::now();
-        match self.last {
-            Some((at, ns)) if now - at >= MIN_GAP => {
-                let used = Duration::from_nanos(counters.cpu_ns.saturating_sub(ns));
-                self.pct = used.as_secs_f64() / (now - at).as_secs_f64() * 100.0;
-                self.last = Some((now, counters.cpu_ns));
-            }
-            Some(_) => {}
-            None => self.last = Some((now, counters.cpu_ns)),
+        let (at, ns) = self.last;
+        if now - at >= MIN_GAP {
+            let used = Duration::from_nanos(counters.cpu_ns.saturating_sub(ns));
+            self.pct = used.as_secs_f64() / (now - at).as_secs_f64() * 100.0;
+            self.last = (now, counters.cpu_ns);
         }
         let at_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
