@@ -103,7 +103,7 @@ def test_timers_go_on_over_a_restart(own_server):
     server = own_server()
     opts = server.opts()
     soon, past = Sandbox.create(timeout=300, **opts), Sandbox.create(timeout=300, **opts)
-    soon.set_timeout(25)
+    soon.set_timeout(14)
     past.set_timeout(1)
     server.kill9()
     past_end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=1.5)
