@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import threading
 
 import httpx
 import pytest
