@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod disk;
+pub mod file;
 pub mod firewall;
 pub mod link;
 pub mod mount;

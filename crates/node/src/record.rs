@@ -39,17 +39,7 @@ pub(crate) fn boot_id() -> io::Result<String> {
 impl Record {
     /// Writes it in place of an older one; a reader sees the old or the new one whole.
     pub(crate) fn write(&self, dir: &Path) -> io::Result<()> {
-        use std::io::Write as _;
-        use std::os::unix::fs::OpenOptionsExt as _;
-        let temp = dir.join("record.tmp");
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temp)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        std::fs::rename(temp, dir.join(FILE))
+        hearth_host::file::replace_private(&dir.join(FILE), &serde_json::to_vec(self)?)
     }
 
     /// Reads it; one that cannot be read is an error the caller treats as "nobody's".

@@ -24,6 +24,7 @@ use hearth_host::spawn::{self, Child};
 use hearth_runtime::{
     BoxFuture, Capabilities, Instance, Runtime, Shell, ShellError, ShellPlan, StartError, StartPlan,
 };
+use hearth_wire::boot;
 use tokio::io::AsyncReadExt as _;
 
 pub use version::{ProbeError, Runsc};
@@ -185,10 +186,10 @@ impl GvisorShell {
                 .await
                 .map_err(fault("reading from the agent"))?;
             match line.as_deref() {
-                Some(hearth_boot::READY_LINE) => Ok(()),
+                Some(boot::READY_LINE) => Ok(()),
                 Some(other) => Err(StartError::AgentFailed {
                     reason: other
-                        .trim_start_matches(hearth_boot::FAILED_PREFIX)
+                        .trim_start_matches(boot::FAILED_PREFIX)
                         .trim()
                         .to_owned(),
                 }),
@@ -244,8 +245,6 @@ impl Drop for GvisorShell {
         }
     }
 }
-
-use hearth_wire::boot as hearth_boot;
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?)

@@ -31,17 +31,7 @@ impl Client {
 
     /// Written whole or not at all, readable by root only.
     pub(crate) fn save(&self, state: &Path) -> io::Result<()> {
-        use std::io::Write as _;
-        use std::os::unix::fs::OpenOptionsExt as _;
-        let temp = state.join("client.tmp");
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&temp)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        std::fs::rename(temp, state.join(FILE))
+        hearth_host::file::replace_private(&state.join(FILE), &serde_json::to_vec_pretty(self)?)
     }
 
     /// The block, as a shell reads it.
